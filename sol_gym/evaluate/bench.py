@@ -1,0 +1,156 @@
+"""Judge, analyzer and baselines together: what one evaluation consists of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import sol_gym
+
+from .. import baselines, solar
+from ..device import Device, calibrate_cpu
+from ..errors import BoundError, ProblemError
+from ..evaluation import Evaluation, Provenance, Status, WorkloadResult
+from ..problem import Problem
+from ..sandbox.judge import Judge, Outcome, Request
+from ..score import overall_status, problem_score, score_workload
+from ..solution import Solution
+from .baseline import Baselines, BaselineTimes
+
+
+class Bench:
+    """Everything the judge's process does, on one device."""
+
+    def __init__(self, device: Device, cache: Path, hidden: list[str]):
+        self.device = device
+        cache.mkdir(parents=True, exist_ok=True)
+        self.judge = Judge(device, cache=cache, hidden=hidden)
+        self.baselines = Baselines(device, cache)
+
+    def close(self) -> None:
+        """End the judge."""
+        self.judge.close()
+
+    def describe(self) -> dict[str, Any]:
+        """Device, versions, isolation layers and calibrated overheads."""
+        layers = self.judge.probe()
+        calibration = self.judge.calibration
+        return {
+            "device": self.device.model_dump(mode="json"),
+            "versions": self._versions(),
+            "isolation": layers,
+            "state": self.judge.backend.state(),
+            "overhead_ms": calibration.overhead_s * 1e3,
+            "handshake_us": calibration.handshake_s * 1e6,
+        }
+
+    def evaluate(
+        self,
+        problem: Problem,
+        solution: Solution,
+        *,
+        inputs_profile: str,
+        seed: int | None,
+        timing: bool,
+        bound_set: str,
+        timeout_s: float,
+        on_progress: Callable[[str, int, int], None],
+        cancelled: Callable[[], bool],
+    ) -> Evaluation:
+        """Judge, bound, compare with the baseline, score."""
+        start = time.perf_counter()
+        outcome = self.judge.evaluate(
+            Request(
+                problem, solution, seed=seed, inputs_profile=inputs_profile, timing=timing,
+                timeout_s=timeout_s, on_progress=on_progress, cancelled=cancelled,
+            )
+        )  # fmt: skip
+        results, baseline_set = outcome.results, None
+        stages = dict(outcome.stages_s)
+        if outcome.status is None and all(r.status is Status.PASSED for r in results) and timing:
+            at = time.perf_counter()
+            bounds = self._bounds(problem, bound_set)
+            stages["bounds"] = time.perf_counter() - at
+            at = time.perf_counter()
+            times = self.baselines.times(problem, self.judge, on_progress)
+            stages["baseline"] = time.perf_counter() - at
+            scored = _scored(results, bounds, times)
+            if self.device.calibrated and any(r.status is Status.BELOW_SOL for r in scored):
+                # Calibrated while the machine was busy: its peaks are higher than we knew.
+                self.device = calibrate_cpu(force=True)
+                scored = _scored(results, self._bounds(problem, bound_set), times)
+            results, baseline_set = scored, times.source
+        status = outcome.status or overall_status(results)
+        stages["total"] = time.perf_counter() - start
+        return Evaluation(
+            problem=problem.id,
+            solution=solution.name,
+            status=status,
+            score=_score(status, results, timing),
+            message=outcome.message or next((r.message for r in results if r.status is status and r.message), ""),
+            log=outcome.log,
+            results=results,
+            provenance=self._provenance(problem, solution, outcome, inputs_profile, bound_set, baseline_set, seed, stages),
+        )
+
+    def _bounds(self, problem: Problem, bound_set: str) -> list[tuple[float, str] | None]:
+        if bound_set == "published":
+            rows = baselines.published(problem.id) if self.device.key.startswith("b200") else None
+            if rows is None or problem.profile != "full" or len(rows) != len(problem.workloads):
+                raise ProblemError(
+                    f"there are no published bounds for {problem.id} ({problem.profile}) on {self.device.key}; "
+                    "bound_set='published' needs a B200 and the full workloads; use 'solar'"
+                )
+            return [(row.t_sol_ms, "published") for row in rows]
+        bounds: list[tuple[float, str] | None] = []
+        for workload in problem.workloads:
+            try:
+                bound = solar.analyze(problem, workload, self.device)
+                bounds.append((bound.t_sol_ms, bound.bound_by))
+            except BoundError:
+                bounds.append(None)
+        return bounds
+
+    def _versions(self) -> dict[str, str]:
+        return {"sol_gym": sol_gym.__version__, **self.judge.backend.versions()}
+
+    def _provenance(
+        self, problem: Problem, solution: Solution, outcome: Outcome, inputs_profile: str, bound_set: str,
+        baseline_set: str | None, seed: int | None, stages: dict[str, float],
+    ) -> Provenance:  # fmt: skip
+        return Provenance(
+            device=self.device.key,
+            device_name=self.device.name,
+            profile=problem.profile,
+            inputs_profile=inputs_profile,
+            bound_set=bound_set,
+            baseline_set=baseline_set,
+            problem_hash=problem.content_hash,
+            solution_hash=solution.content_hash,
+            isolation=outcome.isolation,
+            versions=self._versions(),
+            seeded=seed is not None,
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            stages_s={k: round(v, 4) for k, v in stages.items()},
+        )
+
+
+def _scored(
+    results: list[WorkloadResult], bounds: list[tuple[float, str] | None], times: BaselineTimes
+) -> list[WorkloadResult]:
+    scored = []
+    for result, bound, t_b_ms in zip(results, bounds, times.t_b_ms, strict=True):
+        t_sol_ms, bound_by = bound or (None, None)
+        scored.append(score_workload(result.model_copy(update={"t_sol_ms": t_sol_ms, "bound_by": bound_by, "t_b_ms": t_b_ms})))
+    return scored
+
+
+def _score(status: Status, results: list[WorkloadResult], timing: bool) -> float | None:
+    if status in (Status.INFRA_ERROR, Status.INVALID_REFERENCE):
+        return None
+    if status is not Status.PASSED:
+        return 0.0
+    return problem_score(results) if timing else None

@@ -1,0 +1,322 @@
+"""The caller's side: finds or starts the judge's process and asks it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import fcntl
+import hashlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import sol_gym
+
+from ..device import Device, get_device
+from ..errors import DeviceError, InfrastructureError, ProblemError, SolutionError
+from ..evaluation import Evaluation, Provenance, Status
+from ..paths import runtime_dir
+from ..problem import Problem, ProfileName, load_problem
+from ..sandbox.worker import wire
+from ..solution import Solution, load_solution
+
+OnProgress = Callable[[str, int, int], None]
+_START_TIMEOUT_S = 180.0
+_GRACE_S = 600.0
+"""Beyond an evaluation's own limit: waiting for other clients, measuring a baseline."""
+
+
+class Evaluator:
+    """A connection to the judge of one device.
+
+    Args:
+        device: key of a device model that is present, or "auto".
+
+    Example:
+        >>> with Evaluator() as evaluator:  # doctest: +SKIP
+        ...     evaluation = evaluator.evaluate("FIB/021_rmsnorm_h128", source_text)
+    """
+
+    def __init__(self, device: str | Device = "auto"):
+        self.device = device if isinstance(device, Device) else get_device(device)
+        self._socket: socket.socket | None = None
+        self._owner = os.getpid()
+
+    def __enter__(self) -> Evaluator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up; the judge ends by itself when its last client is gone."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def evaluate(
+        self,
+        problem: Problem | str | Path,
+        solution: Solution | str | Path,
+        *,
+        profile: ProfileName | None = None,
+        inputs_profile: str = "compatible",
+        seed: int | None = None,
+        timing: bool = True,
+        bound_set: Literal["solar", "published"] = "solar",
+        timeout_s: float = 300.0,
+        on_progress: OnProgress | None = None,
+    ) -> Evaluation:
+        """Judge a solution on a problem.
+
+        Args:
+            problem: a `Problem`, an id of the library, or a folder in the public layout.
+            solution: a `Solution`, source text, or the path of a source file or solution.json.
+            profile: workload list; None is "smoke" on the CPU where the problem has one, else "full".
+            inputs_profile: how inputs are drawn ("compatible": the published rules).
+            seed: fixes all draws, so that the run can be repeated; None takes entropy.
+            timing: False stops after correctness; then there is no score.
+            bound_set: whose T_SOL: ours ("solar") or, on a B200, the published figures.
+            timeout_s: wall time for this solution, compiling included.
+            on_progress: called with (stage, done, total).
+
+        Returns:
+            The evaluation; a failing solution is a status, not an exception.
+
+        Raises:
+            ProblemError, SolutionError: they cannot be read.
+            InfrastructureError: the judge cannot be started or died. Never turned into a score.
+        """
+        problem = as_problem(problem, profile, self.device)
+        solution = as_solution(solution)
+        if (early := self._refused(problem, solution, inputs_profile)) is not None:
+            return early
+        message = {
+            "cmd": "evaluate",
+            "problem": problem.model_dump(mode="json"),
+            "root": problem.root,
+            "solution": solution.model_dump(mode="json"),
+            "inputs_profile": inputs_profile,
+            "seed": seed,
+            "timing": timing,
+            "bound_set": bound_set,
+            "timeout_s": timeout_s,
+        }
+        return Evaluation.model_validate(self._request(message, timeout_s, on_progress))
+
+    def describe(self, *, on_progress: OnProgress | None = None) -> dict[str, Any]:
+        """What the judge runs on: device, versions, isolation layers, calibrated overheads."""
+        return self._request({"cmd": "describe"}, 120.0, on_progress)
+
+    def _refused(self, problem: Problem, solution: Solution, inputs_profile: str) -> Evaluation | None:
+        """An evaluation without a judge, for Python sources that do not parse."""
+        if not solution.spec.is_python:
+            return None
+        for source in solution.sources:
+            if not source.path.endswith(".py"):
+                continue
+            try:
+                ast.parse(source.content, source.path)
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                where = f" (line {error.lineno}: {(error.text or '').strip()})" if isinstance(error, SyntaxError) else ""
+                return Evaluation(
+                    problem=problem.id,
+                    solution=solution.name,
+                    status=Status.COMPILE_ERROR,
+                    score=0.0,
+                    message=f"{source.path}: {type(error).__name__}: {error}{where}",
+                    provenance=Provenance(
+                        device=self.device.key,
+                        device_name=self.device.name,
+                        profile=problem.profile,
+                        inputs_profile=inputs_profile,
+                        problem_hash=problem.content_hash,
+                        solution_hash=solution.content_hash,
+                        versions={"sol_gym": sol_gym.__version__},
+                        date=datetime.now(UTC).isoformat(timespec="seconds"),
+                    ),
+                )
+        return None
+
+    # -- connection ---------------------------------------------------------------------------
+
+    def _request(self, message: dict[str, Any], timeout_s: float, on_progress: OnProgress | None) -> Any:
+        sock = self._connected(on_progress)
+        deadline = time.monotonic() + timeout_s + _GRACE_S
+        try:
+            wire.send(sock, message)
+            while True:
+                reply = wire.receive(sock, max(0.1, deadline - time.monotonic()))
+                match reply.get("event"):
+                    case "progress":
+                        if on_progress:
+                            on_progress(str(reply["stage"]), int(reply["done"]), int(reply["total"]))
+                    case "result":
+                        return reply["value"]
+                    case "error":
+                        raise _ERRORS.get(str(reply["kind"]), InfrastructureError)(reply["message"])
+        except (wire.Closed, wire.Timeout, wire.ProtocolError, OSError) as error:
+            self.close()
+            raise InfrastructureError(f"the judge is gone: {type(error).__name__} {error}{_tail(self.device)}") from None
+        except BaseException as error:
+            if not isinstance(error, ProblemError | SolutionError | DeviceError | InfrastructureError):
+                self.close()  # Interrupted while the judge is at work: hanging up cancels it.
+            raise
+
+    def _connected(self, on_progress: OnProgress | None) -> socket.socket:
+        if self._socket is not None and self._owner != os.getpid():
+            self._socket = None  # A fork's copy: the parent keeps using its own end.
+        if self._socket is None:
+            self._socket = connect(self.device, on_progress)
+            self._owner = os.getpid()
+        return self._socket
+
+
+_ERRORS: dict[str, type[Exception]] = {
+    "problem": ProblemError,
+    "solution": SolutionError,
+    "device": DeviceError,
+    "infrastructure": InfrastructureError,
+}
+
+
+def evaluate(
+    problem: Problem | str | Path,
+    solution: Solution | str | Path,
+    *,
+    device: str | Device = "auto",
+    **arguments: Any,
+) -> Evaluation:
+    """Judge one solution; arguments and errors as `Evaluator.evaluate`.
+
+    For several evaluations keep an `Evaluator`: it keeps the judge warm.
+    """
+    with Evaluator(device) as evaluator:
+        return evaluator.evaluate(problem, solution, **arguments)
+
+
+def as_problem(problem: Problem | str | Path, profile: ProfileName | None, device: Device) -> Problem:
+    """The problem meant, with the workload profile that suits the device unless one is given."""
+    if not isinstance(problem, Problem):
+        if isinstance(problem, Path) or os.path.isdir(problem) or str(problem).endswith(".json"):
+            problem = load_problem(problem)
+        else:
+            from ..problems import load
+
+            problem = load(problem)
+    if profile is None:
+        smoke = device.key == "cpu" and problem.pack is not None and problem.pack.smoke is not None
+        profile = "smoke" if smoke and problem.profile == "full" else problem.profile
+    return problem.with_profile(profile)
+
+
+def as_solution(solution: Solution | str | Path) -> Solution:
+    """The solution meant: text with a line break is source, anything else a path."""
+    if isinstance(solution, Solution):
+        return solution
+    if isinstance(solution, Path):
+        return load_solution(solution)
+    if "\n" not in solution and len(solution) < 4096 and Path(solution).exists():
+        return load_solution(solution)
+    return Solution.from_text(solution)
+
+
+# -- finding or starting the judge ----------------------------------------------------------------
+
+
+def socket_path(device: Device) -> Path:
+    """Socket of the judge for this device model, installation and user."""
+    identity = f"{sol_gym.__version__} {sol_gym.__file__} {sys.executable} {device.model_dump_json()} {_visible()}"
+    return runtime_dir() / f"judge-{device.key}-{hashlib.sha256(identity.encode()).hexdigest()[:10]}.sock"
+
+
+def connect(device: Device, on_progress: OnProgress | None = None) -> socket.socket:
+    """Connect to the device's judge, starting it if there is none.
+
+    Raises:
+        InfrastructureError: it does not start; the message holds the end of its log.
+    """
+    path = socket_path(device)
+    if (sock := _try_connect(path)) is not None:
+        return sock
+    with open(path.with_suffix(".start"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # One client starts it, the others wait here.
+        if (sock := _try_connect(path)) is not None:
+            return sock
+        if on_progress:
+            on_progress("starting the judge", 0, 1)
+        _start(device, path)
+        sock = _try_connect(path)
+    if sock is None:
+        raise InfrastructureError(f"the judge started but cannot be reached at {path}")
+    return sock
+
+
+def _try_connect(path: Path) -> socket.socket | None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(10.0)
+        sock.connect(str(path))
+        wire.send(sock, {"cmd": "hello"})
+        wire.receive(sock, 10.0)
+        return sock
+    except (OSError, wire.Closed, wire.Timeout, wire.ProtocolError):
+        sock.close()
+        return None
+
+
+def _start(device: Device, path: Path) -> None:
+    log_path = path.with_suffix(".log")
+    read_end, write_end = os.pipe()
+    with open(log_path, "wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "sol_gym.evaluate.server", "--socket", str(path), "--ready-fd", str(write_end)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=[write_end],
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [*_import_roots(), os.environ.get("PYTHONPATH")]))},
+        )
+    os.close(write_end)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(device.model_dump_json().encode())
+        process.stdin.close()
+    ready, _, _ = select.select([read_end], [], [], _START_TIMEOUT_S)
+    answer = os.read(read_end, 16) if ready else b""
+    os.close(read_end)
+    if answer != b"ready":
+        process.kill()
+        process.wait()
+        raise InfrastructureError(f"the judge for {device.key} did not start{_tail(device)}")
+    _orphaned.append(process)
+
+
+_orphaned: list[subprocess.Popen] = []
+"""Judges started by this process; kept so that they are reaped, never waited for."""
+
+
+def _import_roots() -> list[str]:
+    """Where the judge must find the very sol_gym that runs here."""
+    return [str(Path(sol_gym.__file__).resolve().parent.parent)]
+
+
+def _visible() -> str:
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+
+def _tail(device: Device) -> str:
+    log = socket_path(device).with_suffix(".log")
+    with contextlib.suppress(OSError):
+        text = log.read_text(errors="replace").strip()
+        if text:
+            return f"; the end of its log:\n{text[-2000:]}"
+    return ""

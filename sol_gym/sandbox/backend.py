@@ -1,0 +1,242 @@
+"""What differs between a CPU and a GPU for the judge; the protocol above it is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..device import Device, gpu_state
+from .memory import DeviceArena, HostArena
+from .worker import cuda
+
+_GIB = 1 << 30
+
+
+class Backend:
+    """A device the judge can measure on."""
+
+    kind: str
+    poll_sleep_s: float
+    """Pause between looks at a flag: 0 spins."""
+    batch_s: float
+    """A batch lasts at least this long, if enough sets fit."""
+    max_sets: int
+
+    def __init__(self, device: Device):
+        self.device = device
+        self.torch_device = torch.device(self.kind)
+
+    def arena(self) -> Any:
+        """Memory that workers map."""
+        raise NotImplementedError
+
+    def release_arena(self, arena: Any) -> None:
+        """Give an evaluation's arena back."""
+        raise NotImplementedError
+
+    def memory_cap(self) -> int:
+        """Bytes the arena may take."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Push the inputs out of the caches."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Wait until the judge's own work is done."""
+
+    def state(self) -> dict[str, Any]:
+        """Clock and throttling now: {"sm_clock_mhz": int | None, "throttled": bool, "locked": bool}."""
+        return {"sm_clock_mhz": None, "throttled": False, "locked": False}
+
+    def versions(self) -> dict[str, str]:
+        """The software stack, for provenance."""
+        import triton
+
+        return {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+        }
+
+    def build_stack(self) -> dict[str, Any]:
+        """What a compiled artifact depends on besides its source."""
+        return {"torch": torch.__version__, "python": platform.python_version(), "kind": self.kind,
+                "machine": platform.machine()}  # fmt: skip
+
+    def arch_flags(self) -> list[str]:
+        """nvcc's target flags."""
+        return []
+
+    def environment(self) -> dict[str, str]:
+        """Variables for workers."""
+        return {}
+
+    def worker_cpus(self) -> list[int]:
+        """Cores that workers may use."""
+        return sorted(os.sched_getaffinity(0))
+
+    def close(self) -> None:
+        """Release everything held."""
+
+
+class CpuBackend(Backend):
+    """Workers on the same cores as the judge, which therefore sleeps while it waits."""
+
+    kind = "cpu"
+    poll_sleep_s = 20e-6
+    batch_s = 10e-3
+    max_sets = 64
+
+    def __init__(self, device: Device):
+        super().__init__(device)
+        self._flush_buffer: torch.Tensor | None = None
+
+    def arena(self) -> HostArena:
+        return HostArena()
+
+    def release_arena(self, arena: HostArena) -> None:
+        arena.close()
+
+    def memory_cap(self) -> int:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min(total // 8, 4 * _GIB)
+
+    def flush(self) -> None:
+        if self._flush_buffer is None:
+            size = min(2 * max(self.device.l2_bytes, 16 << 20), 256 << 20)
+            self._flush_buffer = torch.empty(size, dtype=torch.uint8)
+        self._flush_buffer.add_(1)
+
+    def environment(self) -> dict[str, str]:
+        return {"TRITON_INTERPRET": "1"}
+
+
+class CudaBackend(Backend):
+    """One NVIDIA GPU. The judge spins while it waits: microseconds matter and cores are many."""
+
+    kind = "cuda"
+    poll_sleep_s = 0.0
+    batch_s = 10e-3
+    max_sets = 256
+
+    def __init__(self, device: Device):
+        super().__init__(device)
+        torch.cuda.init()
+        torch.cuda.set_device(0)
+        # The reference is float32 where it says float32 (docs/design.md, Correctness).
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self._arena = DeviceArena()
+        self._flush_buffer = torch.empty(2 * device.l2_bytes, dtype=torch.uint8, device="cuda")
+        self._capability = torch.cuda.get_device_capability(0)
+        self._worker_cpus = _keep_a_core()
+
+    def arena(self) -> DeviceArena:
+        return self._arena
+
+    def release_arena(self, arena: DeviceArena) -> None:
+        arena.scrub()
+        self.release_cached()
+
+    def memory_cap(self) -> int:
+        return int(torch.cuda.get_device_properties(0).total_memory * 0.3)
+
+    def flush(self) -> None:
+        self._flush_buffer.add_(1)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def state(self) -> dict[str, Any]:
+        return gpu_state(0)
+
+    def worker_cpus(self) -> list[int]:
+        return self._worker_cpus
+
+    def release_cached(self, keep_bytes: int = 8 * _GIB) -> None:
+        """Return cached memory to the driver if it is much, overwritten first.
+
+        The allocator cannot overwrite what it has cached, so everything free on the device is
+        taken once and filled. No worker may run meanwhile.
+        """
+        if torch.cuda.memory_reserved() <= keep_bytes:
+            return
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        blocks = []
+        size = torch.cuda.mem_get_info()[0]
+        while size > 64 << 20:
+            try:
+                pointer = cuda.allocate(size)
+            except cuda.CudaError:
+                size = int(size * 0.9)
+                continue
+            cuda.fill(pointer, 0xFF, size)
+            blocks.append(pointer)
+            size = torch.cuda.mem_get_info()[0]
+        torch.cuda.synchronize()
+        for pointer in blocks:
+            cuda.free(pointer)
+
+    def versions(self) -> dict[str, str]:
+        return super().versions() | {"cuda": str(torch.version.cuda), "driver": _driver_version()}
+
+    def build_stack(self) -> dict[str, Any]:
+        return super().build_stack() | {"capability": self._capability, "cuda": str(torch.version.cuda)}
+
+    def arch_flags(self) -> list[str]:
+        major, minor = self._capability
+        suffix = "a" if major >= 9 else ""  # Architecture-specific instructions (wgmma, tcgen05).
+        return [f"-gencode=arch=compute_{major}{minor}{suffix},code=sm_{major}{minor}{suffix}"]
+
+    def environment(self) -> dict[str, str]:
+        major, minor = self._capability
+        return {"TORCH_CUDA_ARCH_LIST": f"{major}.{minor}"}
+
+    def close(self) -> None:
+        self._arena.close()
+
+
+def _keep_a_core() -> list[int]:
+    """Pin this thread to one physical core and return the others, which are the workers'.
+
+    Judge and worker both spin while a short series is timed; on two hardware threads of one core
+    they would slow each other down, now and then.
+    """
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 4:
+        return cpus
+    mine = {cpus[-1]}
+    with contextlib.suppress(OSError, ValueError):
+        text = Path(f"/sys/devices/system/cpu/cpu{cpus[-1]}/topology/thread_siblings_list").read_text()
+        for part in text.strip().split(","):
+            low, _, high = part.partition("-")
+            mine |= set(range(int(low), int(high or low) + 1))
+    others = [cpu for cpu in cpus if cpu not in mine]
+    if not others:
+        return cpus
+    os.sched_setaffinity(0, {cpus[-1]})
+    return others
+
+
+def _driver_version() -> str:
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+        return version.decode() if isinstance(version, bytes) else str(version)
+    return "unknown"
+
+
+def backend_for(device: Device) -> Backend:
+    """The backend of a device model that is present on this machine."""
+    return CpuBackend(device) if device.key == "cpu" else CudaBackend(device)

@@ -1,0 +1,137 @@
+"""Comparing outputs with the reference's, in the judge's own memory.
+
+An element passes if |out - ref| <= max_atol + max_rtol * |ref|, in float32 (SOL-ExecBench). NaN
+never matches anything; +-inf matches only the same infinity, and -inf only where the tolerance
+allows it. Work is done in chunks, so that comparing never needs more than a few hundred MiB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..evaluation import Correctness, Mismatch
+from ..problem import Tolerance
+
+_CHUNK = 32 << 20
+
+
+@dataclass
+class Comparison:
+    """Running verdict over rounds and outputs of one workload."""
+
+    tolerance: Tolerance
+    rounds: int = 0
+    max_absolute: float = 0.0
+    max_relative: float = 0.0
+    matched_ratio: float = 1.0
+    has_nan: bool = False
+    has_inf: bool = False
+    mismatch: Mismatch | None = None
+    failed: bool = False
+    reasons: list[str] = field(default_factory=list)
+
+    def add(self, name: str, got: torch.Tensor, expected: torch.Tensor) -> bool:
+        """Compare one output of one round; returns whether it passes."""
+        tolerance = self.tolerance
+        flat_got, flat_expected = _flat(got), _flat(expected)
+        total = flat_expected.numel()
+        bad = 0
+        first: int | None = None
+        worst_absolute = worst_relative = 0.0
+        for start in range(0, total, _CHUNK):
+            a = _as_float(flat_got[start : start + _CHUNK])
+            b = _as_float(flat_expected[start : start + _CHUNK])
+            finite = torch.isfinite(a) & torch.isfinite(b)
+            same_inf = (a == b) & torch.isinf(b)
+            if not tolerance.allow_negative_inf:
+                same_inf &= b > 0
+            difference = torch.where(finite, (a - b).abs(), torch.zeros_like(b))
+            magnitude = torch.where(finite, b.abs(), torch.zeros_like(b))
+            ok = (finite & (difference <= tolerance.max_atol + tolerance.max_rtol * magnitude)) | same_inf
+            relative = difference / magnitude.clamp_min(1e-12)
+            counts = torch.stack(
+                [
+                    (~ok).sum().double(),
+                    difference.max().double(),
+                    torch.where(difference > tolerance.max_atol, relative, 0).max().double(),
+                    torch.isnan(a).any().double(),
+                    (torch.isinf(a) & ~same_inf).any().double(),
+                ]
+            ).tolist()
+            if counts[0] and first is None:
+                first = start + int(torch.argmax((~ok).to(torch.uint8)))
+            bad += int(counts[0])
+            worst_absolute, worst_relative = max(worst_absolute, counts[1]), max(worst_relative, counts[2])
+            self.has_nan |= bool(counts[3])
+            self.has_inf |= bool(counts[4])
+        ratio = 1 - bad / total if total else 1.0
+        self.max_absolute = max(self.max_absolute, worst_absolute)
+        self.max_relative = max(self.max_relative, worst_relative)
+        self.matched_ratio = min(self.matched_ratio, ratio)
+        reasons = []
+        if ratio < tolerance.required_matched_ratio:
+            reasons.append(f"{100 * ratio:.4g} % of {name} within tolerance, {100 * tolerance.required_matched_ratio:g} % required")
+        if tolerance.max_error_cap is not None and worst_absolute > tolerance.max_error_cap:
+            reasons.append(f"an element of {name} is off by {worst_absolute:.4g}, cap {tolerance.max_error_cap:g}")
+        if bad and _not_finite_where_expected_is(flat_got, flat_expected, first):
+            reasons.append(f"{name} has NaN or infinite values where finite ones are expected")
+        if reasons:
+            self.failed = True
+            self.reasons = self.reasons or reasons
+            if self.mismatch is None and first is not None:
+                self.mismatch = Mismatch(
+                    output=name,
+                    index=_unravel(first, expected.shape),
+                    got=_value(flat_got[first]),
+                    expected=_value(flat_expected[first]),
+                    mismatched=bad,
+                    total=total,
+                )
+        return not reasons
+
+    def result(self) -> Correctness:
+        """The record for the evaluation."""
+        return Correctness(
+            rounds=self.rounds,
+            max_absolute_error=self.max_absolute,
+            max_relative_error=self.max_relative,
+            matched_ratio=self.matched_ratio,
+            has_nan=self.has_nan,
+            has_inf=self.has_inf,
+            mismatch=self.mismatch,
+        )
+
+
+def _not_finite_where_expected_is(got: torch.Tensor, expected: torch.Tensor, first: int | None) -> bool:
+    """Any non-finite element where the reference is finite: wrong whatever the matched ratio."""
+    for start in range(0, expected.numel(), _CHUNK):
+        a, b = _as_float(got[start : start + _CHUNK]), _as_float(expected[start : start + _CHUNK])
+        if bool((~torch.isfinite(a) & torch.isfinite(b)).any()):
+            return True
+    return False
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype is getattr(torch, "float4_e2m1fn_x2", None):
+        tensor = tensor.view(torch.uint8)  # Compared as codes: a packed byte has no float value.
+    return tensor.reshape(-1)
+
+
+def _as_float(tensor: torch.Tensor) -> torch.Tensor:
+    wide = torch.float64 if tensor.dtype in (torch.float64, torch.int64) else torch.float32
+    return tensor.to(wide)
+
+
+def _value(element: torch.Tensor) -> float | str:
+    value = float(element.double() if element.dtype is not torch.bool else element.float())
+    return value if value == value and abs(value) != float("inf") else str(value)
+
+
+def _unravel(index: int, shape: torch.Size) -> tuple[int, ...]:
+    where: list[int] = []
+    for size in reversed(shape):
+        where.append(index % size)
+        index //= size
+    return tuple(reversed(where))

@@ -1,0 +1,454 @@
+"""One workload in one worker: correctness rounds, timed batches, single requests.
+
+This is the timing protocol of docs/design.md as code. Both backends run it; a CPU has shared
+memory and eager calls where a GPU has IPC and captured graphs.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..evaluation import Status
+from ..inputs import InputMaker
+from ..problem import CustomInput, Problem, Workload
+from .backend import Backend
+from .correctness import Comparison
+from .memory import Layout, MappedBlock, MappedOutputs, Poison, slot_bytes
+from .process import Worker, WorkerGone
+from .reference import Reference
+from .timing import Measured, Plan, sets_for
+from .worker import wire
+
+_SNAPSHOT_BYTES = 2048
+_SLOW_REFERENCE_S = 0.02
+_CUSTOM_FILL_BUDGET_S = 0.25
+_random = secrets.SystemRandom()
+
+
+class Verdict(Exception):
+    """The workload is decided: it failed with a status and a message for the author."""
+
+    def __init__(self, status: Status, message: str):
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class NotCapturable(Exception):
+    """The solution cannot run inside a CUDA graph; the worker may be unusable now."""
+
+
+@dataclass
+class Private:
+    """The judge's own copy of one input set."""
+
+    arguments: list[Any]
+    tensors: dict[str, torch.Tensor]
+
+
+class Series:
+    """Runs one workload of one solution in one worker."""
+
+    def __init__(
+        self, backend: Backend, arena: Any, worker: Worker, problem: Problem, workload: Workload,
+        reference: Reference, maker: InputMaker, plan: Plan, deadline: float, dps: bool,
+        stages: dict[str, float],
+    ):  # fmt: skip
+        self.backend, self.arena, self.worker = backend, arena, worker
+        self.problem, self.workload, self.reference = problem, workload, reference
+        self.maker, self.plan, self.deadline, self.dps = maker, plan, deadline, dps
+        self.stages = stages
+        self.poison = Poison()
+        self.comparison = Comparison(workload.tolerance)
+        self.outputs = problem.outputs(workload)
+        self.varying = [
+            name for name, spec in problem.definition.inputs.items()
+            if spec.is_scalar and isinstance(workload.inputs[name], CustomInput)
+        ]  # fmt: skip
+        self.layout: Layout
+        self.scalars: list[dict[str, Any]] = []
+        self.on_gpu = backend.kind == "cuda"
+        self.targets: torch.Tensor
+        self.block: MappedBlock | None = None
+        self.mapped: MappedOutputs | None = None
+        self._held: torch.Tensor | None = None
+        self._mode = "eager"
+        self.call_s = self.reference_s = self.fill_s = 0.0
+        self._ticket = secrets.randbits(32)
+
+    # -- talking to the worker ----------------------------------------------------------------
+
+    def _left(self) -> float:
+        return max(0.05, self.deadline - time.monotonic())
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        return self._good(self.worker.ask(message, self._left()))
+
+    @staticmethod
+    def _good(reply: dict[str, Any]) -> dict[str, Any]:
+        if reply.get("ok") is True:
+            return reply
+        status = {
+            "shape": Status.INCORRECT_SHAPE,
+            "dtype": Status.INCORRECT_DTYPE,
+            "load": Status.COMPILE_ERROR,
+            "compile": Status.COMPILE_ERROR,
+        }.get(str(reply.get("kind")), Status.RUNTIME_ERROR)
+        raise Verdict(status, str(reply.get("traceback") or reply.get("message") or "the worker sent an empty reply"))
+
+    # -- inputs and outputs -------------------------------------------------------------------
+
+    def _bind(self, n: int, *, clean: bool = False) -> None:
+        """Lay out `n` sets, draw them and tell the worker; `clean` puts NaN between the slots."""
+        self.unmap()
+        self.layout = layout = Layout.plan(self.problem, self.workload, n)
+        wanted = layout.input_bytes + (0 if self.on_gpu else layout.output_bytes)
+        if wanted > self.arena.bytes.numel():
+            self._ask({"cmd": "unmap"})
+        remap = self.arena.ensure(wanted)
+        if remap:
+            self._ask(remap)
+        if clean:
+            self.arena.bytes[: layout.input_bytes].fill_(0xFF)
+        self._fill()
+        definition = self.problem.definition
+        reply = self._ask(
+            {
+                "cmd": "bind",
+                "n": n,
+                "inputs": [
+                    {"name": name, "scalar": True} if spec.is_scalar else layout.inputs[name].message()
+                    for name, spec in definition.inputs.items()
+                ],
+                "outputs": [slot.message() for slot in layout.outputs.values()],
+                "input_bytes": layout.input_bytes,
+                "output_bytes": layout.output_bytes,
+                "scalars": self.scalars,
+                "axes": [self.workload.axes[name] for name in definition.var_axes],
+            }
+        )
+        if self.on_gpu:
+            self.block = MappedBlock(str(reply["handle"]), layout.output_bytes)
+            self.targets = self.block.bytes
+        else:
+            self.targets = self.arena.bytes[layout.input_bytes : layout.input_bytes + layout.output_bytes]
+
+    def _fill(self) -> None:
+        """Fresh inputs in every set."""
+        start = time.perf_counter()
+        views = {name: slot.view(self.arena.bytes, self.layout.n) for name, slot in self.layout.inputs.items()}
+        self.scalars = self.maker.fill(views, self.layout.n)
+        self.backend.synchronize()
+        self.fill_s = time.perf_counter() - start
+        self.stages["inputs"] = self.stages.get("inputs", 0.0) + self.fill_s
+
+    def _poison_outputs(self) -> None:
+        for position, slot in enumerate(self.layout.outputs.values()):
+            byte = self.poison.byte(slot.dtype)
+            if self.mapped:
+                for index in range(self.mapped.count):
+                    self.mapped.raw(index)[position].fill_(byte)
+            else:
+                self.targets[slot.offset : slot.offset + self.layout.n * slot.stride].fill_(byte)
+
+    def _raw_outputs(self, index: int) -> list[torch.Tensor]:
+        if self.mapped:
+            return self.mapped.raw(index)
+        return [slot.raw(self.targets, index) for slot in self.layout.outputs.values()]
+
+    def _private(self, index: int) -> Private:
+        tensors = {name: slot.one(self.arena.bytes, index).clone() for name, slot in self.layout.inputs.items()}
+        arguments = [
+            self.scalars[index][name] if spec.is_scalar else tensors[name]
+            for name, spec in self.problem.definition.inputs.items()
+        ]
+        return Private(arguments, tensors)
+
+    def _verify(self, index: int, private: Private) -> None:
+        """Compare call `index`'s outputs, read in place, with the reference on the judge's copy."""
+        for name, slot in self.layout.inputs.items():
+            ours = private.tensors[name].view(-1).view(torch.uint8) if slot.nbytes else None
+            if ours is not None and not torch.equal(slot.raw(self.arena.bytes, index), ours):
+                raise Verdict(
+                    Status.INCORRECT_NUMERICAL,
+                    f"run() changed its input {name!r}; inputs must be left as they are",
+                )
+        self.backend.synchronize()
+        start = time.perf_counter()
+        expected = self.reference(private.arguments, self.outputs)
+        self.backend.synchronize()
+        self.reference_s = time.perf_counter() - start
+        self.comparison.rounds += 1
+        for slot, raw, right in zip(self.layout.outputs.values(), self._raw_outputs(index), expected, strict=True):
+            got = raw.view(getattr(torch, slot.dtype)).view(slot.shape) if slot.nbytes else right
+            self.comparison.add(slot.name, got, right)
+        self.stages["verify"] = self.stages.get("verify", 0.0) + time.perf_counter() - start
+        if self.comparison.failed:
+            text = "; ".join(self.comparison.reasons)
+            if self.comparison.mismatch:
+                text += f"; first: {self.comparison.mismatch}"
+            raise Verdict(Status.INCORRECT_NUMERICAL, text)
+
+    def _most_sets(self) -> int:
+        """How many sets fit: in the arena, in the worker beside it, and in the time to draw them."""
+        tensors = {**self.problem.tensors(self.workload), **self.outputs}
+        a_set = sum(map(slot_bytes, tensors.values())) + sum(map(slot_bytes, self.outputs.values()))
+        most = min(self.backend.max_sets, max(1, self.backend.memory_cap() // max(a_set, 1)))
+        if any(isinstance(spec, CustomInput) for spec in self.workload.inputs.values()):
+            per_set = self.fill_s / self.layout.n
+            most = min(most, max(8, int(_CUSTOM_FILL_BUDGET_S / max(per_set, 1e-6))))
+        return most
+
+    # -- correctness --------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Correctness rounds on fresh inputs; raises `Verdict` at the first failure."""
+        start = time.perf_counter()
+        self.layout = Layout.plan(self.problem, self.workload, 1)
+        rounds = max(1, min(self.plan.rounds, self._most_sets()))
+        self._bind(rounds, clean=True)
+        self._poison_outputs()
+        privates = [self._private(i) for i in range(rounds)]
+        self.backend.synchronize()
+        reply = self._ask({"cmd": "call", "sets": list(range(rounds))})
+        self.call_s = min(float(s) for s in reply["seconds"][:rounds])
+        for index, private in enumerate(privates):
+            self._verify(index, private)
+        self.stages["correctness"] = self.stages.get("correctness", 0.0) + time.perf_counter() - start
+
+    # -- timing -------------------------------------------------------------------------------
+
+    def measure(self, *, graph: bool, overhead_s: float) -> Measured:
+        """Timed batches and single requests.
+
+        Raises:
+            Verdict: an output of a batch is wrong, or the protocol was broken.
+            NotCapturable: a graph was wanted and the solution cannot be captured.
+        """
+        start = time.perf_counter()
+        most = self._most_sets()
+        self._mode = mode = "graph" if graph else "eager"
+        n = sets_for(self.call_s, self.backend.batch_s, most)
+        for attempt in range(3):
+            self._bind(n)
+            self._prepare("prepare", mode, n)
+            judge, own = self._batch()  # Not counted: warms up, and is verified like the others.
+            per_call = max(judge - overhead_s, own, 0.0) / n
+            wanted = sets_for(per_call, self.backend.batch_s, most)
+            if wanted <= 1.3 * n or attempt == 2:
+                break
+            n = wanted
+        self.stages["capture"] = self.stages.get("capture", 0.0) + time.perf_counter() - start
+        start = time.perf_counter()
+        measured = Measured(n_sets=n, mode=self._mode_name())
+        retries = 0
+        while len(measured.judge_s) < self.plan.repeats:
+            judge, own = self._batch()
+            state = self.backend.state()
+            if state["throttled"] and retries < self.plan.max_retries:
+                retries += 1
+                continue
+            measured.judge_s.append(judge)
+            measured.reported_s.append(own)
+            measured.sm_clock_mhz, measured.clock_locked = state["sm_clock_mhz"], state["locked"]
+        if retries:
+            measured.marks.append(f"{retries} repeats done again: clocks throttled")
+        self.stages["batches"] = self.stages.get("batches", 0.0) + time.perf_counter() - start
+        start = time.perf_counter()
+        if per_call < self.plan.single_below_s and most > 1:
+            asks = self.plan.asks(per_call, most)
+            pool = min(most, 2 * asks)
+            if pool > n:
+                self._bind(pool)
+            self._singles(measured, mode, pool, asks)
+        self.unmap()
+        self._ask({"cmd": "release"})
+        self.stages["singles"] = self.stages.get("singles", 0.0) + time.perf_counter() - start
+        return measured
+
+    def _mode_name(self) -> str:
+        if self.dps:
+            return f"{self._mode}+dps"
+        return self._mode if self.mapped else f"{self._mode}+copy"
+
+    def _prepare(self, command: str, mode: str, n: int) -> None:
+        """Capture (or announce) `n` calls, and map their outputs where they lie."""
+        self._forget_outputs()
+        if mode == "eager":
+            self._ask({"cmd": command, "mode": "eager", "n": n})
+            return
+        reply = self.worker.ask({"cmd": command, "mode": "graph", "n": n}, self._left())
+        if reply.get("ok") is True and reply.get("copy"):
+            reply = self.worker.ask({"cmd": command, "mode": "graph+copy", "n": n}, self._left())
+        if reply.get("ok") is not True:
+            if reply.get("kind") in ("shape", "dtype"):
+                self._good(reply)
+            raise NotCapturable(str(reply.get("message")).split("\n")[0][:200])
+        if reply["outputs"]:
+            if len(reply["outputs"]) != n:
+                raise ValueError(f"{len(reply['outputs'])} calls captured, expected {n}")
+            self.mapped = MappedOutputs(reply, list(self.layout.outputs.values()))
+
+    def _forget_outputs(self) -> None:
+        if self.mapped:
+            self.mapped.close()
+            self.mapped = None
+
+    def unmap(self) -> None:
+        """Let go of all of the worker's memory."""
+        self._forget_outputs()
+        if self.block:
+            self.block.close()
+            self.block = None
+
+    def _renew_scalars(self, prepare: Callable[[], None]) -> None:
+        """New inputs whose generated scalars the worker must know before the batch.
+
+        Such scalars are arguments, not memory, so a captured graph holds their old values. The
+        graph is captured anew, over tensors that are hidden until the clock runs.
+        """
+        self._fill()
+        positions = list(self.problem.definition.inputs)
+        changed = [[[positions.index(k), row[k]] for k in self.varying] for row in self.scalars]
+        inputs = self._input_block()
+        self._held = inputs.clone()
+        inputs.fill_(0xFF)
+        self.backend.synchronize()
+        self._ask({"cmd": "scalars", "scalars": changed})
+        prepare()
+
+    def _input_block(self) -> torch.Tensor:
+        return self.arena.bytes[: self.layout.input_bytes]
+
+    def _set_stage(self) -> None:
+        """Stop the worker, then write inputs and poison and push them out of the caches.
+
+        Nothing of the worker runs until `resume`, so nothing can start early.
+        """
+        self.worker.stop()
+        if self._held is not None:
+            self._input_block().copy_(self._held)
+            self._held = None
+        else:
+            self._fill()
+        self._poison_outputs()
+
+    def _batch(self) -> tuple[float, float]:
+        """One timed batch: seconds by the judge's clock and by the worker's."""
+        n = self.layout.n
+        if self.varying:
+            self._renew_scalars(lambda: self._prepare("prepare", self._mode, n))
+        self._ticket += 1
+        ticket, words = self._ticket, self.worker.page.words
+        words[wire.DONE] = 0
+        self._ask({"cmd": "batch", "ticket": ticket})
+        self._set_stage()
+        chosen = self._choose(n)
+        privates = {index: self._private(index) for index in chosen}
+        snapshots = self._snapshot_plan(chosen)
+        self.backend.flush()
+        self.backend.synchronize()
+
+        # The flag is up before the worker may run and the clock starts before it is resumed: the
+        # cost of waking it is part of the calibrated overhead.
+        words[wire.GO] = ticket
+        begin = time.perf_counter_ns()
+        self.worker.resume()
+        self.worker.wait_word(wire.DONE, ticket, self._left(), sleep_s=self.backend.poll_sleep_s)
+        # The end stamp is when a sample of the outputs has reached the judge: work still running
+        # after the answer either delays it or is missing from it.
+        taken = [[raw[where] for raw, where in row] for row in snapshots]
+        self.backend.synchronize()
+        judge_s = (time.perf_counter_ns() - begin) / 1e9
+
+        own_s = float(self._good(self.worker.receive(self._left()))["seconds"])
+        if not 0 <= own_s < 1e4:
+            raise ValueError(f"a batch of {own_s} s was reported")
+        for index in chosen:
+            self._verify(index, privates[index])
+        for row, sample in zip(snapshots, taken, strict=True):
+            for (raw, where), bytes_then in zip(row, sample, strict=True):
+                if not torch.equal(raw[where], bytes_then):
+                    raise Verdict(Status.REWARD_HACK, "outputs changed after the answer: work was left running")
+        return judge_s, own_s
+
+    def _choose(self, n: int) -> list[int]:
+        """Calls to verify: the last one and a random one (only one of them if the reference is slow)."""
+        last, other = n - 1, _random.randrange(n)
+        if self.reference_s > _SLOW_REFERENCE_S:
+            return [_random.choice((last, other))]
+        return sorted({last, other})
+
+    def _snapshot_plan(self, chosen: list[int]) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+        """For each chosen call, its outputs' bytes with random positions to look at first."""
+        plan = []
+        for index in chosen:
+            row = []
+            for raw in self._raw_outputs(index):
+                if raw.numel():
+                    where = torch.randint(raw.numel(), (min(_SNAPSHOT_BYTES, raw.numel()),), device=raw.device)
+                    row.append((raw, where))
+            plan.append(row)
+        return plan
+
+    def _singles(self, measured: Measured, mode: str, pool: int, asks: int) -> None:
+        """Ask for sets one by one in a secret order; sets never asked for must stay poisoned."""
+        prepare = lambda: self._prepare("prepare_singles", mode, pool)  # noqa: E731
+        if self.varying:
+            self._renew_scalars(prepare)
+        else:
+            prepare()
+        words, worker = self.worker.page.words, self.worker
+        words[wire.ASK] = words[wire.ANSWER] = 0
+        self._ask({"cmd": "singles"})
+        self._set_stage()
+        order = _random.sample(range(pool), asks)
+        asked = set(order)
+        idle = [index for index in range(pool) if index not in asked]
+        chosen = [order[-1], _random.choice(order)] if self.reference_s <= _SLOW_REFERENCE_S else [_random.choice(order)]
+        privates = {index: self._private(index) for index in chosen}
+        self.backend.flush()
+        self.backend.synchronize()
+        worker.resume()
+
+        clock, sleep_s = time.perf_counter_ns, self.backend.poll_sleep_s
+        for number, index in enumerate(order, 1):
+            request = number << 20 | index
+            begin = clock()
+            words[wire.ASK] = request
+            end = worker.wait_word(wire.ANSWER, request, self._left(), sleep_s=sleep_s)
+            measured.singles_s.append((end - begin) / 1e9)
+        words[wire.ASK] = (asks + 1) << 20 | wire.ASK_STOP
+        self._good(worker.receive(self._left()))
+        for index, private in privates.items():
+            self._verify(index, private)
+        for index in _random.sample(idle, min(3, len(idle))):
+            for slot, raw in zip(self.layout.outputs.values(), self._raw_outputs(index), strict=True):
+                if raw.numel() and not bool((raw == self.poison.byte(slot.dtype)).all()):
+                    raise Verdict(
+                        Status.REWARD_HACK,
+                        "an output was written that nobody had asked for: calls are worked off ahead of time",
+                    )
+
+
+def decide(error: Exception) -> tuple[Status, str]:
+    """Status and message that an exception while measuring amounts to.
+
+    Raises:
+        the error itself, if it is the judge's own and says nothing about the solution.
+    """
+    if isinstance(error, Verdict):
+        return error.status, error.message
+    if isinstance(error, WorkerGone):
+        timeout = error.exit.reason.startswith("wall time")
+        return Status.TIMEOUT if timeout else Status.RUNTIME_ERROR, str(error)
+    if isinstance(error, wire.Timeout):
+        return Status.TIMEOUT, "no answer within the time limit"
+    if isinstance(error, wire.ProtocolError | KeyError | TypeError | ValueError | IndexError):
+        return Status.REWARD_HACK, f"the worker broke the protocol: {type(error).__name__}: {error}"
+    raise error

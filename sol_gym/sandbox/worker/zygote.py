@@ -1,0 +1,215 @@
+"""The zygote: torch and triton imported once, CUDA never initialised, one fork per evaluation.
+
+    judge ── zygote ── supervisor ── init (PID 1 of a fresh namespace) ── worker ── its children
+
+The supervisor stays outside the namespaces: it watches memory and wall time, and says how the
+worker ended. The init process exists so that one kill takes everything with it: when PID 1 of a
+namespace ends, the kernel kills the rest. Without namespaces the supervisor adopts orphans and
+kills them itself.
+
+Started by the judge as ``python -I -c ...`` with the file descriptor of its socket; see
+`sol_gym.sandbox.process`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from . import isolation, wire
+
+_WATCH_INTERVAL_S = 0.02
+
+
+def main(fd: int, warm: list[str]) -> None:
+    """Serve spawn requests on socket `fd` until the judge is gone."""
+    isolation.die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors are reaped by the kernel.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for module in warm:
+        with contextlib.suppress(ImportError):
+            __import__(module)
+    # Loaded before the forks: a worker cannot read this folder any more.
+    from . import cuda, worker  # noqa: F401
+
+    _block_judge_imports()
+    judge = socket.socket(fileno=fd)
+    wire.send(judge, {"event": "ready"})
+    while True:
+        data, fds, _, _ = socket.recv_fds(judge, 1 << 16, 8)
+        if not data:
+            return
+        request = _parse(data)
+        pid = os.fork()
+        if pid == 0:
+            judge.close()
+            code = 1
+            try:
+                _supervise(request, fds)
+                code = 0
+            finally:
+                os._exit(code)
+        for descriptor in fds:
+            os.close(descriptor)
+        wire.send(judge, {"event": "forked", "pid": pid})
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    import json
+
+    return json.loads(data)
+
+
+def _block_judge_imports() -> None:
+    """Make `import sol_gym` fail in workers: its code is of no use to a candidate."""
+
+    class Blocked:
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+            if name == "sol_gym" or name.startswith("sol_gym."):
+                raise ImportError("sol_gym cannot be imported inside the sandbox")
+
+    sys.meta_path[:] = [f for f in sys.meta_path if "sol_gym" not in getattr(f, "__module__", "")]
+    sys.meta_path.insert(0, Blocked)  # type: ignore[arg-type]
+
+
+def _supervise(request: dict[str, Any], fds: list[int]) -> None:
+    control_fd, status_fd, log_fd, *shared = fds
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    isolation.die_with_parent()
+    isolation.adopt_orphans()
+    status = socket.socket(fileno=status_fd)
+    layers: isolation.Layers = {}
+    contained = isolation.enter_namespaces(layers) if request["namespaces"] else False
+    gate_read, gate_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(gate_write)
+        status.close()
+        try:
+            _start(request, layers, contained, control_fd, log_fd, shared, gate_read)
+        finally:
+            os._exit(70)
+    os.close(gate_read)
+    for descriptor in (control_fd, log_fd, *shared):
+        os.close(descriptor)
+    wire.send(status, {"event": "started", "pid": child, "contained": contained})
+    os.write(gate_write, b"go")
+    os.close(gate_write)
+    code, reason = _watch(child, request)
+    for pid in isolation.descendants(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(wire.Closed, wire.Timeout):
+        wire.send(status, {"event": "exit", "code": code, "reason": reason})
+
+
+def _watch(child: int, request: dict[str, Any]) -> tuple[int, str]:
+    """Wait for the child's end, enforcing memory and wall time; returns exit code and reason."""
+    deadline = time.monotonic() + request["wall_s"]
+    me = os.getpid()
+    while True:
+        pid, code = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(code), ""
+        reason = ""
+        if time.monotonic() > deadline:
+            reason = f"wall time limit of {request['wall_s']:.0f} s"
+        elif request["memory_bytes"] and isolation.private_bytes(isolation.descendants(me)) > request["memory_bytes"]:
+            reason = f"memory limit of {request['memory_bytes'] / 2**30:.1f} GiB"
+        if reason:
+            os.kill(child, signal.SIGKILL)
+            _, code = os.waitpid(child, 0)
+            return os.waitstatus_to_exitcode(code), reason
+        time.sleep(_WATCH_INTERVAL_S)
+
+
+def _start(
+    request: dict[str, Any],
+    layers: isolation.Layers,
+    contained: bool,
+    control_fd: int,
+    log_fd: int,
+    shared: list[int],
+    gate: int,
+) -> None:
+    """In the new process: finish the isolation, then become the worker (or its init)."""
+    isolation.die_with_parent()
+    if os.read(gate, 2) != b"go":
+        os._exit(70)
+    os.close(gate)
+    if contained:
+        try:
+            isolation.arrange_mounts(request["scratch"], request["hidden"], request["shm_bytes"], layers)
+        except OSError as error:
+            layers["mount_ns"] = f"mounts failed: {error}"
+        worker_pid = os.fork()
+        if worker_pid:
+            os.close(control_fd)
+            os.close(log_fd)
+            _init(worker_pid)
+        isolation.die_with_parent()
+    os.setsid()
+    keep = sorted({control_fd, log_fd, *shared})
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    _close_all_but({0, 1, 2, *keep} - {log_fd})
+    os.sched_setaffinity(0, request["cpus"])
+    isolation.limit(request["rlimits"], layers)
+    isolation.drop_privileges(layers)
+    _clean_environment(request)
+    os.chdir(request["scratch"])
+    from . import worker
+
+    code = 1
+    try:
+        code = worker.serve(socket.socket(fileno=control_fd), shared, layers)
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _init(worker_pid: int) -> None:
+    """PID 1: reap until the worker ends, then end with its code (which ends everything else)."""
+    while True:
+        pid, status = os.wait()
+        if pid == worker_pid:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def _close_all_but(keep: set[int]) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in keep:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _clean_environment(request: dict[str, Any]) -> None:
+    scratch = request["scratch"]
+    for name in ("home", "tmp", "cache"):
+        os.makedirs(os.path.join(scratch, name), exist_ok=True)
+    cache = os.path.join(scratch, "cache")
+    os.environ.update(
+        HOME=os.path.join(scratch, "home"),
+        TMPDIR=os.path.join(scratch, "tmp"),
+        XDG_CACHE_HOME=cache,
+        TRITON_CACHE_DIR=os.path.join(cache, "triton"),
+        TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "inductor"),
+        TORCH_EXTENSIONS_DIR=os.path.join(cache, "extensions"),
+        CUDA_CACHE_PATH=os.path.join(cache, "cuda"),
+        **request["environment"],
+    )
+    import tempfile
+
+    tempfile.tempdir = None
