@@ -1,0 +1,184 @@
+"""Query, key and value projections in NVFP4, RMSNorm of query and key heads, rotary embedding."""
+
+import torch
+
+BLOCK = 16
+E2M1_MAX = 6.0
+E4M3_MAX = 448.0
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def e2m1_codes(y: torch.Tensor) -> torch.Tensor:
+    """4-bit codes (uint8) of values in [-6, 6]: nearest, ties to the even code; NaN gives 0."""
+    magnitude = y.abs()
+    code = (magnitude > 0.25).to(torch.uint8)
+    code += magnitude >= 0.75
+    code += magnitude > 1.25
+    code += magnitude >= 1.75
+    code += magnitude > 2.5
+    code += magnitude >= 3.5
+    code += magnitude > 5.0
+    return code | (y < 0).to(torch.uint8) << 3
+
+
+def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
+    """float32 values of 4-bit codes."""
+    table = torch.tensor(
+        E2M1_VALUES + tuple(-v for v in E2M1_VALUES), dtype=torch.float32, device=codes.device
+    )
+    return table[codes.int()]
+
+
+def nvfp4_quantize(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantise with scales derived from the data.
+
+    Args:
+        t: [.., K] float32, K a multiple of 16.
+
+    Returns:
+        Codes [.., K] uint8 (one a byte), block scales [.., K / 16] float8_e4m3fn and the global
+        decode scale, a 0-d float32 tensor. A value decodes to value(code) * block * global.
+    """
+    largest_float = torch.finfo(torch.float32).max
+    blocks = t.unflatten(-1, (-1, BLOCK))
+    block_amax = blocks.abs().amax(dim=-1)
+    amax = block_amax.amax()
+    # A tensor over a tensor: the last bit of this quotient decides ties of the block scales.
+    encode = (torch.full_like(amax, E4M3_MAX * E2M1_MAX) / amax).clamp(max=largest_float)
+    encode = torch.where(encode == 0, 1.0, encode)
+    decode = encode.reciprocal()
+    # Times the rounded reciprocal: how CUDA divides by a number, here on every device.
+    per_block = block_amax * (1.0 / E2M1_MAX)
+    block_scale = (per_block * encode).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    factor = (block_scale.float() * decode).reciprocal().clamp(max=largest_float)
+    y = (blocks * factor.unsqueeze(-1)).clamp(-E2M1_MAX, E2M1_MAX)
+    return e2m1_codes(y).flatten(-2), block_scale, decode
+
+
+def pack(codes: torch.Tensor) -> torch.Tensor:
+    """Two codes a byte, the even index in the low nibble: [.., K] uint8 to [.., K / 2] fp4x2."""
+    return (codes[..., ::2] | codes[..., 1::2] << 4).view(torch.float4_e2m1fn_x2)
+
+
+def unpack(packed: torch.Tensor) -> torch.Tensor:
+    """Codes [.., K] of packed ones [.., K / 2]; no device needs to know the packed type for it."""
+    packed = packed.view(torch.uint8)
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+
+
+def decode_blocks(codes: torch.Tensor, block_scale: torch.Tensor) -> torch.Tensor:
+    """value(code) * block scale, [.., K] float32; the global scale is left out."""
+    values = e2m1_values(codes).unflatten(-1, (-1, BLOCK))
+    return (values * block_scale.float().unsqueeze(-1)).flatten(-2)
+
+
+def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [.., K] rounded to NVFP4: decoded but for the global scale, float32, and that scale."""
+    codes, block_scale, global_scale = nvfp4_quantize(x.float())
+    return decode_blocks(codes, block_scale), global_scale
+
+
+def project(
+    activation: torch.Tensor,
+    activation_global_scale: torch.Tensor,
+    weight_fp4: torch.Tensor,
+    weight_scale: torch.Tensor,
+    weight_global_scale: float,
+) -> torch.Tensor:
+    """activation [.., K] times weight [N, K]^T, bf16 [.., N].
+
+    The float32 contraction is rounded to bf16 before the global scales are applied, and their
+    product is rounded to bf16 as well.
+    """
+    weight = decode_blocks(unpack(weight_fp4), weight_scale)
+    raw = (activation @ weight.T).to(torch.bfloat16)
+    return raw * (activation_global_scale * weight_global_scale).to(torch.bfloat16)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm over the last axis with a single rounding, after the weight."""
+    value = x.float()
+    normalized = value * torch.rsqrt(value.square().mean(dim=-1, keepdim=True) + eps)
+    return (weight.float() * normalized).to(x.dtype)
+
+
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Half-split rotary embedding of x [batch_size, num_heads, seq_len, head_dim], all bf16.
+
+    Both products and their sum are rounded. cos and sin are [batch_size, seq_len, head_dim].
+    """
+    first, second = x.chunk(2, dim=-1)
+    rotated = torch.cat((-second, first), dim=-1)
+    return x * cos.unsqueeze(1) + rotated * sin.unsqueeze(1)
+
+
+def run(
+    hidden_states: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    q_proj_weight_fp4: torch.Tensor,
+    q_proj_scale: torch.Tensor,
+    q_proj_global_decode_scale: float,
+    k_proj_weight_fp4: torch.Tensor,
+    k_proj_scale: torch.Tensor,
+    k_proj_global_decode_scale: float,
+    v_proj_weight_fp4: torch.Tensor,
+    v_proj_scale: torch.Tensor,
+    v_proj_global_decode_scale: float,
+    q_norm_weight: torch.Tensor,
+    k_norm_weight: torch.Tensor,
+    rms_norm_eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Every intermediate result is bf16; the activations are quantised from float32.
+
+    Args:
+        hidden_states: [batch_size, seq_len, hidden_size] bf16.
+        cos, sin: [batch_size, seq_len, head_dim] bf16.
+        *_weight_fp4: [heads * head_dim, hidden_size / 2] float4_e2m1fn_x2.
+        *_scale: [heads * head_dim, hidden_size / 16] float8_e4m3fn.
+        *_global_decode_scale: the weights' global scales.
+        q_norm_weight, k_norm_weight: [head_dim] bf16.
+        rms_norm_eps: added to the mean square.
+
+    Returns:
+        query [batch_size, num_heads, seq_len, head_dim], and key and value
+        [batch_size, num_kv_heads, seq_len, head_dim], bf16.
+    """
+    head_dim = cos.shape[-1]
+    activation = quantized(hidden_states)
+
+    def heads(weight_fp4: torch.Tensor, scale: torch.Tensor, global_scale: float) -> torch.Tensor:
+        projected = project(*activation, weight_fp4, scale, global_scale)
+        return projected.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+    query = heads(q_proj_weight_fp4, q_proj_scale, q_proj_global_decode_scale)
+    query = apply_rope(rms_norm(query, q_norm_weight, rms_norm_eps), cos, sin)
+    key = heads(k_proj_weight_fp4, k_proj_scale, k_proj_global_decode_scale)
+    key = apply_rope(rms_norm(key, k_norm_weight, rms_norm_eps), cos, sin)
+    return query, key, heads(v_proj_weight_fp4, v_proj_scale, v_proj_global_decode_scale)
+
+
+def generate_inputs(axes_and_scalars: dict, device: torch.device) -> dict:
+    """Standard normals, cos and sin too; weights times 0.02 quantised; norm weights of ones."""
+    batch_size, seq_len = axes_and_scalars["batch_size"], axes_and_scalars["seq_len"]
+    hidden, head_dim = axes_and_scalars["hidden_size"], axes_and_scalars["head_dim"]
+    q_size, kv_size = axes_and_scalars["q_size"], axes_and_scalars["kv_size"]
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, dtype=torch.bfloat16, device=device)
+
+    inputs = {
+        "hidden_states": normal(batch_size, seq_len, hidden),
+        "cos": normal(batch_size, seq_len, head_dim),
+        "sin": normal(batch_size, seq_len, head_dim),
+        "q_norm_weight": torch.ones(head_dim, dtype=torch.bfloat16, device=device),
+        "k_norm_weight": torch.ones(head_dim, dtype=torch.bfloat16, device=device),
+        "rms_norm_eps": 1e-6,
+    }
+    for name, n in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+        weight = torch.randn(n, hidden, device=device) * 0.02
+        codes, block_scale, global_scale = nvfp4_quantize(weight)
+        inputs[f"{name}_proj_weight_fp4"] = pack(codes)
+        inputs[f"{name}_proj_scale"] = block_scale
+        inputs[f"{name}_proj_global_decode_scale"] = global_scale.item()
+    return inputs

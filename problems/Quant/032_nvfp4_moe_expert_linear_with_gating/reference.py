@@ -1,0 +1,140 @@
+"""One MoE expert: SwiGLU MLP in NVFP4 whose intermediate results are float32."""
+
+import torch
+
+BLOCK = 16
+E2M1_MAX = 6.0
+E4M3_MAX = 448.0
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def e2m1_codes(y: torch.Tensor) -> torch.Tensor:
+    """4-bit codes (uint8) of values in [-6, 6]: nearest, ties to the even code; NaN gives 0."""
+    magnitude = y.abs()
+    code = (magnitude > 0.25).to(torch.uint8)
+    code += magnitude >= 0.75
+    code += magnitude > 1.25
+    code += magnitude >= 1.75
+    code += magnitude > 2.5
+    code += magnitude >= 3.5
+    code += magnitude > 5.0
+    return code | (y < 0).to(torch.uint8) << 3
+
+
+def e2m1_values(codes: torch.Tensor) -> torch.Tensor:
+    """float32 values of 4-bit codes."""
+    table = torch.tensor(
+        E2M1_VALUES + tuple(-v for v in E2M1_VALUES), dtype=torch.float32, device=codes.device
+    )
+    return table[codes.int()]
+
+
+def nvfp4_quantize(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantise with scales derived from the data.
+
+    Args:
+        t: [.., K] float32, K a multiple of 16.
+
+    Returns:
+        Codes [.., K] uint8 (one a byte), block scales [.., K / 16] float8_e4m3fn and the global
+        decode scale, a 0-d float32 tensor. A value decodes to value(code) * block * global.
+    """
+    largest_float = torch.finfo(torch.float32).max
+    blocks = t.unflatten(-1, (-1, BLOCK))
+    block_amax = blocks.abs().amax(dim=-1)
+    amax = block_amax.amax()
+    # A tensor over a tensor: the last bit of this quotient decides ties of the block scales.
+    encode = (torch.full_like(amax, E4M3_MAX * E2M1_MAX) / amax).clamp(max=largest_float)
+    encode = torch.where(encode == 0, 1.0, encode)
+    decode = encode.reciprocal()
+    # Times the rounded reciprocal: how CUDA divides by a number, here on every device.
+    per_block = block_amax * (1.0 / E2M1_MAX)
+    block_scale = (per_block * encode).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    factor = (block_scale.float() * decode).reciprocal().clamp(max=largest_float)
+    y = (blocks * factor.unsqueeze(-1)).clamp(-E2M1_MAX, E2M1_MAX)
+    return e2m1_codes(y).flatten(-2), block_scale, decode
+
+
+def pack(codes: torch.Tensor) -> torch.Tensor:
+    """Two codes a byte, the even index in the low nibble: [.., K] uint8 to [.., K / 2] fp4x2."""
+    return (codes[..., ::2] | codes[..., 1::2] << 4).view(torch.float4_e2m1fn_x2)
+
+
+def unpack(packed: torch.Tensor) -> torch.Tensor:
+    """Codes [.., K] of packed ones [.., K / 2]; no device needs to know the packed type for it."""
+    packed = packed.view(torch.uint8)
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+
+
+def decode_blocks(codes: torch.Tensor, block_scale: torch.Tensor) -> torch.Tensor:
+    """value(code) * block scale, [.., K] float32; the global scale is left out."""
+    values = e2m1_values(codes).unflatten(-1, (-1, BLOCK))
+    return (values * block_scale.float().unsqueeze(-1)).flatten(-2)
+
+
+def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [.., K] rounded to NVFP4: decoded but for the global scale, float32, and that scale."""
+    codes, block_scale, global_scale = nvfp4_quantize(x.float())
+    return decode_blocks(codes, block_scale), global_scale
+
+
+def project(
+    activation: torch.Tensor,
+    activation_global_scale: torch.Tensor,
+    weight_fp4: torch.Tensor,
+    weight_scale: torch.Tensor,
+    weight_global_scale: float,
+) -> torch.Tensor:
+    """activation [.., K] times weight [N, K]^T, then the global scales; float32 [.., N]."""
+    weight = decode_blocks(unpack(weight_fp4), weight_scale)
+    return (activation @ weight.T) * (activation_global_scale * weight_global_scale)
+
+
+def run(
+    hidden_states: torch.Tensor,
+    gate_weight_fp4: torch.Tensor,
+    gate_scale: torch.Tensor,
+    gate_global_decode: float,
+    up_weight_fp4: torch.Tensor,
+    up_scale: torch.Tensor,
+    up_global_decode: float,
+    down_weight_fp4: torch.Tensor,
+    down_scale: torch.Tensor,
+    down_global_decode: float,
+) -> torch.Tensor:
+    """Float32 between the quantised activations and the rounding of the output.
+
+    Args:
+        hidden_states: [num_tokens, hidden_size] bf16.
+        *_weight_fp4: [1, out, in / 2] float4_e2m1fn_x2.
+        *_scale: [1, out, in / 16] float8_e4m3fn.
+        *_global_decode: the weights' global scales.
+
+    Returns:
+        [num_tokens, hidden_size] bf16.
+    """
+    activation = quantized(hidden_states)
+    gate = project(*activation, gate_weight_fp4[0], gate_scale[0], gate_global_decode)
+    up = project(*activation, up_weight_fp4[0], up_scale[0], up_global_decode)
+    hidden = quantized(gate * torch.sigmoid(gate) * up)
+    output = project(*hidden, down_weight_fp4[0], down_scale[0], down_global_decode)
+    return output.to(hidden_states.dtype)
+
+
+def generate_inputs(axes_and_scalars: dict, device: torch.device) -> dict:
+    """Normal activations, and normal weights times 0.02, quantised."""
+    num_tokens = axes_and_scalars["num_tokens"]
+    hidden, intermediate = axes_and_scalars["hidden_size"], axes_and_scalars["intermediate_size"]
+    x = torch.randn(num_tokens, hidden, dtype=torch.bfloat16, device=device)
+    inputs = {"hidden_states": x}
+    for name, n, k in (
+        ("gate", intermediate, hidden),
+        ("up", intermediate, hidden),
+        ("down", hidden, intermediate),
+    ):
+        weight = torch.randn(1, n, k, device=device) * 0.02
+        codes, block_scale, global_scale = nvfp4_quantize(weight)
+        inputs[f"{name}_weight_fp4"] = pack(codes)
+        inputs[f"{name}_scale"] = block_scale
+        inputs[f"{name}_global_decode"] = global_scale.item()
+    return inputs
