@@ -44,7 +44,9 @@ def evaluate_axis(expression: str, values: Mapping[str, int]) -> int:
     result = _evaluate(_parse(expression), values, expression)
     if isinstance(result, float):
         if not result.is_integer():
-            raise ProblemError(f"axis expression {expression!r} gives {result}, expected an integer")
+            raise ProblemError(
+                f"axis expression {expression!r} gives {result}, expected an integer"
+            )
         result = int(result)
     if result < 0:
         raise ProblemError(f"axis expression {expression!r} gives {result}, expected 0 or more")
@@ -55,7 +57,9 @@ def check_constraint(constraint: str, values: Mapping[str, int]) -> bool:
     """Whether a comparison between axes, such as ``"H_qo == H_kv * H_r"``, holds."""
     tree = _parse(constraint)
     if not isinstance(tree, ast.Compare):
-        raise ProblemError(f"constraint {constraint!r} is not a comparison, expected e.g. 'A == B * 2'")
+        raise ProblemError(
+            f"constraint {constraint!r} is not a comparison, expected e.g. 'A == B * 2'"
+        )
     left = _evaluate(tree.left, values, constraint)
     for op, right_node in zip(tree.ops, tree.comparators, strict=True):
         if type(op) not in _COMPARE:

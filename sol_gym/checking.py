@@ -22,7 +22,9 @@ _MAX_BYTES = 256 << 20
 def check_problem(problem: Problem) -> list[str]:
     """Faults of a problem, as messages for its author; empty if there are none."""
     faults = list(check_tolerances(problem))
-    small = problem.with_profile("smoke") if problem.pack and problem.pack.smoke else _smallest(problem)
+    small = (
+        problem.with_profile("smoke") if problem.pack and problem.pack.smoke else _smallest(problem)
+    )
     if small is None:
         return [*faults, "no smoke profile, and every workload is too large to try here"]
     try:
@@ -60,7 +62,11 @@ def check_workload(problem: Problem, workload: Workload, reference: Reference) -
         if not Comparison(Tolerance(allow_negative_inf=True)).add(spec.name, a, b):
             yield f"output {spec.name!r} differs between two runs on the same inputs"
     for spec, result in zip(outputs.values(), results, strict=True):
-        if result.is_floating_point() and result.dtype.itemsize > 1 and bool(torch.isnan(result).any()):
+        if (
+            result.is_floating_point()
+            and result.dtype.itemsize > 1
+            and bool(torch.isnan(result).any())
+        ):
             yield f"output {spec.name!r} has NaN"
     if any(spec.type in ("random", "custom") for spec in workload.inputs.values()):
         other = InputMaker(problem, workload, device, seed=2).draw()
@@ -80,6 +86,10 @@ def _smallest(problem: Problem) -> Problem | None:
 
 def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     def raw(t: torch.Tensor) -> torch.Tensor:
-        return t.contiguous().reshape(-1).view(torch.uint8) if t.numel() else torch.empty(0, dtype=torch.uint8)
+        return (
+            t.contiguous().reshape(-1).view(torch.uint8)
+            if t.numel()
+            else torch.empty(0, dtype=torch.uint8)
+        )
 
     return torch.equal(raw(a), raw(b))

@@ -2,32 +2,34 @@
 
 A bound is only as good as its peaks: they must not be beatable, so GPU models hold the vendor's
 dense datasheet rates (or architectural units times the clock), and the CPU model what this machine
-has shown at its best, with headroom. Adding a GPU is adding one entry to `_MODELS`.
+has shown at its best, with headroom (`calibration`). Adding a GPU is adding one entry to `_MODELS`
+and its name to `_NVML_NAMES`; a GPU that has none is modelled from its own properties where its
+architecture is known.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import difflib
 import os
-import platform
-import tempfile
-import time
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from .errors import DeviceError
-from .paths import cache_dir
 
-_MIB, _GIB = 1 << 20, 1 << 30
+_MIB = 1 << 20
 
 
 class Device(BaseModel):
-    """A hardware model. Rates are dense, in FLOP/s (2 per multiply-add), at `sm_clock_mhz`."""
+    """A hardware model. Rates are dense, in FLOP/s (2 per multiply-add), at `sm_clock_mhz`.
+
+    Example:
+        >>> h200 = get_device("h200")
+        >>> round(h200.rate("bf16_tc") / h200.bandwidth_bytes_per_s)  # FLOPs a byte at the ridge
+        206
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -49,7 +51,8 @@ class Device(BaseModel):
     bandwidth_bytes_per_s: float
     """Off-chip memory."""
     cache_levels: tuple[tuple[int, float], ...] = ()
-    """(bytes, bytes/s) of caches that may hold a workload between calls; only used on a CPU."""
+    """(bytes, bytes/s), ascending: working sets from so many bytes up move so fast at most, because
+    smaller ones fit closer caches. Only on a CPU, whose caches nobody flushes."""
     l2_bytes: int
     """Last-level cache."""
     shared_bytes_per_sm: int = 0
@@ -64,21 +67,49 @@ class Device(BaseModel):
     sources: dict[str, str] = Field(default_factory=dict)
     """Figure -> where it comes from."""
 
+    def rate(self, unit: str) -> float:
+        """Peak FLOP/s of a unit, or of the fastest way there is to do its work.
+
+        Args:
+            unit: `nvfp4_tc`, `fp8_tc`, `fp16_tc`, `bf16_tc`, `tf32_tc` (tensor cores), `fp32_fma`
+                and `fp64` (vector units), or `fp32`: any way that is as accurate as float32, be it
+                FMA units, three passes of TF32 or six of bfloat16 (the precision modes `x3` of
+                CUTLASS' 3xTF32 and `bf16x6` of XLA and Triton).
+
+        Raises:
+            DeviceError: there is no such unit.
+        """
+        peak = self.peak_flops
+        if unit == "fp32":
+            return max(peak["fp32"], peak["tf32"] / 3, peak["bf16"] / 6)
+        name = {"fp32_fma": "fp32"}.get(unit, unit.removesuffix("_tc"))
+        if name not in peak:
+            raise DeviceError(f"{self.key} has no unit {unit!r}; its classes are {', '.join(peak)}")
+        # A narrower class can always be done by the units of a wider one.
+        return max(peak[name], self.rate("fp32")) if unit.endswith("_tc") else peak[name]
+
     def bandwidth_for(self, working_set_bytes: float) -> float:
         """Bytes/s at which a working set can be moved at most.
 
         A GPU's batches are cold by the judge's doing, so it is the memory's. On a CPU a small
         working set may live in a cache, whose bandwidth then is the roof.
         """
-        for capacity, bandwidth in self.cache_levels:
-            if working_set_bytes <= capacity:
-                return max(bandwidth, self.bandwidth_bytes_per_s)
-        return self.bandwidth_bytes_per_s
+        if not self.cache_levels:
+            return self.bandwidth_bytes_per_s
+        fitting = [rate for size, rate in self.cache_levels if size <= working_set_bytes]
+        return fitting[-1] if fitting else self.cache_levels[0][1]
 
     def at_clock(self, mhz: int) -> Device:
-        """This device with its compute rates scaled to another clock (memory keeps its own)."""
-        if not self.sm_clock_mhz:
-            raise DeviceError(f"{self.key} has no clock to scale from")
+        """This device with its compute rates scaled to another clock (memory keeps its own).
+
+        Raises:
+            DeviceError: the clock is not positive, or the model has none to scale from.
+        """
+        if not self.sm_clock_mhz or mhz <= 0:
+            raise DeviceError(
+                f"{self.key}: cannot scale rates from {self.sm_clock_mhz} MHz to {mhz} MHz; "
+                "both clocks must be known and positive"
+            )
         factor = mhz / self.sm_clock_mhz
         return self.model_copy(
             update={
@@ -90,12 +121,18 @@ class Device(BaseModel):
         )
 
 
-_HOPPER_RATES = {"bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp8": 1979e12, "nvfp4": 1979e12, "fp32": 67e12, "fp64": 67e12}
+_HOPPER_RATES = {
+    "bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp8": 1979e12, "nvfp4": 1979e12,
+    "fp32": 67e12, "fp64": 67e12,
+}  # fmt: skip
 _HOPPER_SOURCES = {
     "peak_flops": "NVIDIA H100/H200 SXM datasheet, dense; nvfp4 has no units and runs at the fp8 rate",
+    "sm_clock_mhz": "clock behind the datasheet's tensor rates: 989e12 / (132 SMs x 2048 FMA x 2); "
+    "its fp32 rate is that at the 1980 MHz maximum",
     "sfu_ops": "132 SMs x 16 special-function units x 1.83 GHz",
     "l2_bytes": "reported by the driver (cudaDeviceProp.l2CacheSize)",
     "shared_bytes_per_sm": "CUDA programming guide, compute capability 9.0",
+    "register_bytes_per_sm": "CUDA programming guide, compute capability 9.0",
 }
 
 _MODELS: dict[str, dict[str, Any]] = {
@@ -103,7 +140,7 @@ _MODELS: dict[str, dict[str, Any]] = {
         "name": "NVIDIA H200",
         "compute_capability": (9, 0),
         "sm_count": 132,
-        "sm_clock_mhz": 1980,
+        "sm_clock_mhz": 1830,
         "peak_flops": _HOPPER_RATES,
         "sfu_ops": 3864.96e9,
         "bandwidth_bytes_per_s": 4.8e12,
@@ -117,7 +154,7 @@ _MODELS: dict[str, dict[str, Any]] = {
         "name": "NVIDIA H100 80GB HBM3",
         "compute_capability": (9, 0),
         "sm_count": 132,
-        "sm_clock_mhz": 1980,
+        "sm_clock_mhz": 1830,
         "peak_flops": _HOPPER_RATES,
         "sfu_ops": 3864.96e9,
         "bandwidth_bytes_per_s": 3.35e12,
@@ -125,14 +162,18 @@ _MODELS: dict[str, dict[str, Any]] = {
         "shared_bytes_per_sm": 228 * 1024,
         "register_bytes_per_sm": 256 * 1024,
         "memory_bytes": 80 * 10**9,
-        "sources": _HOPPER_SOURCES | {"bandwidth_bytes_per_s": "NVIDIA H100 SXM datasheet: 3.35 TB/s"},
+        "sources": _HOPPER_SOURCES
+        | {"bandwidth_bytes_per_s": "NVIDIA H100 SXM datasheet: 3.35 TB/s"},
     },
     "b200": {
         "name": "NVIDIA B200",
         "compute_capability": (10, 0),
         "sm_count": 148,
         "sm_clock_mhz": 1965,
-        "peak_flops": {"bf16": 2.25e15, "fp16": 2.25e15, "tf32": 1.125e15, "fp8": 4.5e15, "nvfp4": 9e15, "fp32": 80e12, "fp64": 40e12},
+        "peak_flops": {
+            "bf16": 2383e12, "fp16": 2383e12, "tf32": 1192e12, "fp8": 4766e12, "nvfp4": 9531e12,
+            "fp32": 80e12, "fp64": 40e12,
+        },
         "sfu_ops": 148 * 16 * 1.965e9,
         "bandwidth_bytes_per_s": 8e12,
         "l2_bytes": 126 * _MIB,
@@ -140,7 +181,9 @@ _MODELS: dict[str, dict[str, Any]] = {
         "register_bytes_per_sm": 256 * 1024,
         "memory_bytes": 180 * 10**9,
         "sources": {
-            "peak_flops": "NVIDIA HGX B200 datasheet, dense, per GPU",
+            "peak_flops": "tensor units: 148 SMs x 4096 bf16 FMA x 2 x the clock, twice that for "
+            "fp8 and four times for nvfp4, half for tf32 (the datasheet's 2.25, 4.5 and 9 PFLOP/s "
+            "hold at 1856 MHz); fp32, fp64: NVIDIA HGX B200 datasheet",
             "bandwidth_bytes_per_s": "NVIDIA HGX B200 datasheet: 8 TB/s",
             "sm_clock_mhz": "boost clock as reported by the driver",
         },
@@ -161,14 +204,16 @@ _MODELS: dict[str, dict[str, Any]] = {
         "register_bytes_per_sm": 256 * 1024,
         "memory_bytes": 180 * 10**9,
         "sources": {
-            "peak_flops": "read off the published SOL-ExecBench bounds (603,751 bf16 multiply-adds a cycle at 1.5 GHz); "
-            "fp32: 148 SMs x 128 FMA x 1.5 GHz",
+            "peak_flops": "read off the published SOL-ExecBench bounds (603,751 bf16 multiply-adds "
+            "a cycle at 1.5 GHz); fp32: 148 SMs x 128 FMA x 1.5 GHz",
             "bandwidth_bytes_per_s": "likewise: 5,111.6 bytes a cycle at 1.5 GHz",
         },
     },
 }  # fmt: skip
 
-_NVML_NAMES = (("H200", "h200"), ("H100 80GB HBM3", "h100"), ("H100 SXM", "h100"), ("B200", "b200"))
+_NVML_NAMES = (
+    ("H200", "h200"), ("H100 80GB HBM3", "h100"), ("H100 SXM", "h100"), ("B200", "b200"),
+)  # fmt: skip
 
 
 def known_devices() -> list[str]:
@@ -187,7 +232,11 @@ def get_device(key: str = "auto") -> Device:
     if key == "cpu":
         return calibrate_cpu()
     if key not in _MODELS:
-        raise DeviceError(f"unknown device {key!r}; known: {', '.join(known_devices())}, or auto")
+        near = difflib.get_close_matches(key, known_devices(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise DeviceError(
+            f"unknown device {key!r}; known: {', '.join(known_devices())}, or auto{hint}"
+        )
     return Device(key=key, fingerprint=key, **_MODELS[key])
 
 
@@ -195,30 +244,140 @@ def detect() -> Device:
     """The model of the first visible NVIDIA GPU, or of this CPU where there is none.
 
     Raises:
-        DeviceError: there is a GPU that no model describes.
+        DeviceError: there is a GPU that no model describes and none can be derived for.
     """
-    name = _gpu_name()
-    if name is None:
+    gpu = _gpu()
+    if gpu is None:
         return calibrate_cpu()
     for part, key in _NVML_NAMES:
-        if part in name:
+        if part in gpu.name:
             return get_device(key)
-    raise DeviceError(
-        f"no device model for {name!r}; add one to sol_gym/device.py (_MODELS) or use --device cpu; "
-        f"known: {', '.join(known_devices())}"
+    return derive(gpu)
+
+
+def calibrate_cpu(*, force: bool = False) -> Device:
+    """The CPU at hand as a device model: measured once, in a few seconds, and cached.
+
+    See `sol_gym.calibration`. Loads torch where it has to measure.
+
+    Args:
+        force: measure again, and keep the better of the old figures and the new.
+    """
+    from .calibration import calibrated_cpu
+
+    return calibrated_cpu(force=force)
+
+
+# -- GPUs without a model -------------------------------------------------------------------------
+
+
+class GpuProperties(NamedTuple):
+    """What a GPU says about itself."""
+
+    name: str
+    compute_capability: tuple[int, int] | None = None
+    cores: int = 0
+    """FP32 units on all SMs."""
+    max_sm_clock_mhz: int = 0
+    max_memory_clock_mhz: int = 0
+    memory_bus_bits: int = 0
+    memory_bytes: int = 0
+
+
+class _Architecture(NamedTuple):
+    """FMAs per SM and clock of each class, and sizes, of one compute capability."""
+
+    nvfp4: int
+    fp8: int
+    bf16: int
+    tf32: int
+    fp32: int
+    fp64: int
+    l2_bytes: int
+    shared_bytes: int
+
+
+_ARCHITECTURES = {
+    (8, 0): _Architecture(1024, 1024, 1024, 512, 64, 64, 40 * _MIB, 164 * 1024),
+    (9, 0): _Architecture(4096, 4096, 2048, 1024, 128, 128, 60 * _MIB, 228 * 1024),
+    (10, 0): _Architecture(16384, 8192, 4096, 2048, 128, 64, 126 * _MIB, 228 * 1024),
+}
+"""Source: NVIDIA's A100, H100 and B200 architecture papers, and the CUDA programming guide."""
+
+
+def derive(gpu: GpuProperties) -> Device:
+    """A model made of a GPU's properties: units per SM times SMs times clock, and the memory bus.
+
+    Raises:
+        DeviceError: the architecture is not one whose units are known here.
+    """
+    architecture = _ARCHITECTURES.get(gpu.compute_capability or (0, 0))
+    if architecture is None or not gpu.cores or not gpu.max_memory_clock_mhz:
+        capability = ".".join(map(str, gpu.compute_capability or ("unknown",)))
+        raise DeviceError(
+            f"no device model for {gpu.name!r} (compute capability {capability}), and none can be "
+            "derived; add its datasheet's figures to sol_gym/device.py (_MODELS and _NVML_NAMES) "
+            f"or use --device cpu; known: {', '.join(known_devices())}"
+        )
+    sms = gpu.cores // architecture.fp32
+    clock = gpu.max_sm_clock_mhz * 1e6
+    classes = {"fp16": architecture.bf16} | {
+        name: getattr(architecture, name)
+        for name in ("bf16", "tf32", "fp8", "nvfp4", "fp32", "fp64")
+    }
+    key = "-".join(gpu.name.lower().replace("nvidia", "").split())
+    return Device(
+        key=key,
+        name=gpu.name,
+        compute_capability=gpu.compute_capability,
+        sm_count=sms,
+        sm_clock_mhz=gpu.max_sm_clock_mhz,
+        peak_flops={name: 2.0 * units * sms * clock for name, units in classes.items()},
+        sfu_ops=16.0 * sms * clock,
+        # Double data rate: two transfers a clock.
+        bandwidth_bytes_per_s=2e6 * gpu.max_memory_clock_mhz * gpu.memory_bus_bits / 8,
+        l2_bytes=architecture.l2_bytes,
+        shared_bytes_per_sm=architecture.shared_bytes,
+        register_bytes_per_sm=256 * 1024,
+        memory_bytes=gpu.memory_bytes,
+        fingerprint=key,
+        sources={
+            "peak_flops": "derived: units per SM of the architecture x SMs x maximum clock",
+            "bandwidth_bytes_per_s": "derived: 2 x memory clock x bus width",
+        },
     )
 
 
-def _gpu_name() -> str | None:
+# -- NVML -----------------------------------------------------------------------------------------
+
+
+def _gpu() -> GpuProperties | None:
+    """The first visible GPU; None where there is none, or no NVML to ask."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
     with contextlib.suppress(Exception):
         import pynvml
 
         pynvml.nvmlInit()
-        if pynvml.nvmlDeviceGetCount():
-            name = pynvml.nvmlDeviceGetName(_handle(0))
-            return name.decode() if isinstance(name, bytes) else str(name)
+        if not pynvml.nvmlDeviceGetCount():
+            return None
+        handle = _handle(0)
+        name = pynvml.nvmlDeviceGetName(handle)
+        name = name.decode() if isinstance(name, bytes) else str(name)
+        with contextlib.suppress(pynvml.NVMLError):
+            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+            return GpuProperties(
+                name=name,
+                compute_capability=(major, minor),
+                cores=pynvml.nvmlDeviceGetNumGpuCores(handle),
+                max_sm_clock_mhz=pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
+                max_memory_clock_mhz=pynvml.nvmlDeviceGetMaxClockInfo(
+                    handle, pynvml.NVML_CLOCK_MEM
+                ),
+                memory_bus_bits=pynvml.nvmlDeviceGetMemoryBusWidth(handle),
+                memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+            )
+        return GpuProperties(name)
     return None
 
 
@@ -226,8 +385,8 @@ def _handle(index: int) -> Any:
     import pynvml
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    chosen = visible.split(",")[index] if visible else str(index)
-    if chosen.startswith("GPU-"):
+    chosen = visible.split(",")[index].strip() if visible else str(index)
+    if chosen.startswith(("GPU-", "MIG-")):
         return pynvml.nvmlDeviceGetHandleByUUID(chosen)
     return pynvml.nvmlDeviceGetHandleByIndex(int(chosen))
 
@@ -256,7 +415,8 @@ def gpu_state(index: int = 0) -> dict[str, Any]:
         for name in _THROTTLING:
             bad |= getattr(pynvml, name, 0)
         state["throttled"] = bool(reasons & bad)
-        state["locked"] = bool(reasons & getattr(pynvml, "nvmlClocksThrottleReasonApplicationsClocksSetting", 0))
+        setting = getattr(pynvml, "nvmlClocksThrottleReasonApplicationsClocksSetting", 0)
+        state["locked"] = bool(reasons & setting)
     return state
 
 
@@ -266,144 +426,3 @@ def _nvml_handle(index: int) -> Any:
 
     pynvml.nvmlInit()
     return _handle(index)
-
-
-# -- the CPU at hand ------------------------------------------------------------------------------
-
-_HEADROOM = 1.25
-"""Measured CPU peaks are raised by this: a bound must not be beaten by a lucky run."""
-_WORKING_SETS = (256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
-
-
-def machine_fingerprint() -> str:
-    """12 hex digits over what CPU figures depend on: processor, usable cores, memory, torch."""
-    import importlib.metadata
-
-    facts = [_cpu_name(), len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") // 2**18, platform.machine()]
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        facts.append(importlib.metadata.version("torch"))
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def calibrate_cpu(*, force: bool = False) -> Device:
-    """The CPU at hand as a device model: GEMM rates and copy bandwidth, measured once and cached.
-
-    Bandwidth is measured for several working sets, since small ones live in caches. Takes a few
-    seconds the first time; the cache is keyed by `machine_fingerprint`. A forced calibration keeps
-    the best of the old and the new figures, because a busy machine looks slower than it is: delete
-    the file (`sol-gym doctor` names the folder) to start over.
-    """
-    fingerprint = machine_fingerprint()
-    file = cache_dir() / f"cpu-{fingerprint}.json"
-    known = None
-    with contextlib.suppress(OSError, ValidationError, ValueError):
-        known = Device.model_validate_json(file.read_text())
-    if known and not force:
-        return known
-    device = _measure_cpu(fingerprint)
-    if known:
-        device = _best_of(known, device)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".json", delete=False) as staging:
-        staging.write(device.model_dump_json(indent=1))
-    os.replace(staging.name, file)
-    return device
-
-
-def _best_of(old: Device, new: Device) -> Device:
-    levels = zip(old.cache_levels, new.cache_levels, strict=True)
-    return new.model_copy(
-        update={
-            "peak_flops": {k: max(v, old.peak_flops.get(k, 0.0)) for k, v in new.peak_flops.items()},
-            "bandwidth_bytes_per_s": max(old.bandwidth_bytes_per_s, new.bandwidth_bytes_per_s),
-            "cache_levels": tuple((size, max(a, b)) for (size, a), (_, b) in levels),
-        }
-    )
-
-
-def _measure_cpu(fingerprint: str) -> Device:
-    import torch
-
-    cores = len(os.sched_getaffinity(0))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(cores)
-    try:
-        rates = {
-            "fp32": max(_gemm_rate(torch.float32, n) for n in (512, 1024, 1536)),
-            "bf16": max(_gemm_rate(torch.bfloat16, n) for n in (512, 1024)),
-            "fp64": _gemm_rate(torch.float64, 768),
-        }
-        levels = [(size, _copy_bandwidth(size)) for size in _WORKING_SETS]
-    finally:
-        torch.set_num_threads(threads)
-    peak = {k: v * _HEADROOM for k, v in rates.items()}
-    # A kernel may compute low precision in whatever unit is fastest.
-    fastest = max(peak["fp32"], peak["bf16"])
-    peak |= {"bf16": fastest, "fp16": fastest, "tf32": fastest, "fp8": fastest, "nvfp4": fastest}
-    # No level may look slower than a larger one.
-    running, monotone = 0.0, []
-    for size, bandwidth in reversed(levels):
-        running = max(running, bandwidth)
-        monotone.append((size, running * _HEADROOM))
-    monotone.reverse()
-    return Device(
-        key="cpu",
-        name=_cpu_name(),
-        sm_count=cores,
-        peak_flops=peak,
-        bandwidth_bytes_per_s=monotone[-1][1],
-        cache_levels=tuple(monotone[:-1]),
-        l2_bytes=_last_level_cache(),
-        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        calibrated=True,
-        fingerprint=f"cpu-{fingerprint}",
-        sources={
-            "peak_flops": f"best of repeated GEMMs on this machine, times {_HEADROOM} headroom",
-            "bandwidth_bytes_per_s": f"best copy (read plus write) of 256 MiB on this machine, times {_HEADROOM}",
-            "cache_levels": f"best copies of smaller working sets, times {_HEADROOM}",
-        },
-    )
-
-
-def _gemm_rate(dtype: Any, n: int) -> float:
-    import torch
-
-    a, b = torch.randn(n, n).to(dtype), torch.randn(n, n).to(dtype)
-    return 2 * n**3 / _best_seconds(lambda: torch.mm(a, b))
-
-
-def _copy_bandwidth(working_set: int) -> float:
-    import torch
-
-    half = working_set // 2
-    source = torch.ones(half, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    return 2 * half / _best_seconds(lambda: target.copy_(source))
-
-
-def _best_seconds(call: Callable[[], Any], budget_s: float = 0.25) -> float:
-    call()
-    best, end = float("inf"), time.perf_counter() + budget_s
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
-def _last_level_cache() -> int:
-    sizes = []
-    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        with contextlib.suppress(OSError, ValueError):
-            text = file.read_text().strip()
-            factor = {"K": 1024, "M": _MIB, "G": _GIB}.get(text[-1], 1)
-            sizes.append(int(text.rstrip("KMG")) * factor)
-    return max(sizes, default=32 * _MIB)

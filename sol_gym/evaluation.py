@@ -113,10 +113,10 @@ class WorkloadResult(_Record):
     def _complete(self) -> WorkloadResult:
         if self.status is Status.PASSED and self.correctness is None:
             raise ValueError("a PASSED workload carries correctness")
-        if self.score is not None and self.score > 0 and self.timing is None:
-            raise ValueError("a score above 0 needs a timing")
         if self.status is not Status.PASSED and self.score:
             raise ValueError(f"a {self.status} workload cannot have a score above 0")
+        if self.score is not None and self.score > 0 and self.timing is None:
+            raise ValueError("a score above 0 needs a timing")
         return self
 
     @property

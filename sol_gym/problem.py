@@ -90,7 +90,11 @@ class TensorSpec(_Open):
     @field_validator("shape", mode="before")
     @classmethod
     def _integers_as_text(cls, shape: Any) -> Any:
-        return [str(s) if isinstance(s, int) else s for s in shape] if isinstance(shape, list) else shape
+        return (
+            [str(s) if isinstance(s, int) else s for s in shape]
+            if isinstance(shape, list)
+            else shape
+        )
 
     @property
     def is_scalar(self) -> bool:
@@ -219,8 +223,12 @@ class Definition(_Open):
                             f"known axes: {sorted(self.axes)}"
                         )
         for name, axis in self.axes.items():
-            if isinstance(axis, AxisExpr) and (missing := names_in(axis.expression) - set(self.axes)):
-                raise ValueError(f"axis {name!r} = {axis.expression!r} uses unknown {sorted(missing)}")
+            if isinstance(axis, AxisExpr) and (
+                missing := names_in(axis.expression) - set(self.axes)
+            ):
+                raise ValueError(
+                    f"axis {name!r} = {axis.expression!r} uses unknown {sorted(missing)}"
+                )
         return self
 
     @property
@@ -243,7 +251,11 @@ class Definition(_Open):
                 f"expected {self.var_axes}"
             )
         values = {n: a.value for n, a in self.axes.items() if isinstance(a, AxisConst)} | axes
-        pending = {n: a.expression for n, a in self.axes.items() if isinstance(a, AxisExpr) and n not in values}
+        pending = {
+            n: a.expression
+            for n, a in self.axes.items()
+            if isinstance(a, AxisExpr) and n not in values
+        }
         while pending:
             ready = [n for n, e in pending.items() if names_in(e) <= set(values)]
             if not ready:
@@ -252,7 +264,9 @@ class Definition(_Open):
                 values[name] = evaluate_axis(pending.pop(name), values)
         for constraint in self.constraints or ():
             if not check_constraint(constraint, values):
-                raise ProblemError(f"{self.name}: constraint {constraint!r} does not hold for {values}")
+                raise ProblemError(
+                    f"{self.name}: constraint {constraint!r} does not hold for {values}"
+                )
         return values
 
 
@@ -342,13 +356,20 @@ class Problem(_Model):
 
     def _check_workload(self, workload: Workload) -> None:
         d = self.definition
-        missing, unknown = set(d.inputs) - set(workload.inputs), set(workload.inputs) - set(d.inputs)
+        missing, unknown = (
+            set(d.inputs) - set(workload.inputs),
+            set(workload.inputs) - set(d.inputs),
+        )
         if missing or unknown:
-            raise ProblemError(f"inputs do not fit: missing {sorted(missing)}, unknown {sorted(unknown)}")
+            raise ProblemError(
+                f"inputs do not fit: missing {sorted(missing)}, unknown {sorted(unknown)}"
+            )
         for name, spec in workload.inputs.items():
             if isinstance(spec, CustomInput):
                 if not d.custom_inputs_entrypoint:
-                    raise ProblemError(f"input {name!r} is custom but custom_inputs_entrypoint is not set")
+                    raise ProblemError(
+                        f"input {name!r} is custom but custom_inputs_entrypoint is not set"
+                    )
             elif isinstance(spec, ScalarInput) != d.inputs[name].is_scalar:
                 expected = "a scalar" if d.inputs[name].is_scalar else "a tensor"
                 raise ProblemError(f"input {name!r} is declared as {expected}, found {spec.type!r}")
@@ -388,14 +409,20 @@ class Problem(_Model):
         if profile == self.profile:
             return self
         if profile == "full":
-            raise ProblemError(f"{self.id}: the full workloads cannot be had from a smoke problem; load it again")
+            raise ProblemError(
+                f"{self.id}: the full workloads cannot be had from a smoke problem; load it again"
+            )
         if self.pack is None or self.pack.smoke is None:
-            raise ProblemError(f"{self.id} has no smoke profile (pack.json: 'smoke'); use profile 'full'")
+            raise ProblemError(
+                f"{self.id} has no smoke profile (pack.json: 'smoke'); use profile 'full'"
+            )
         smoke = self.pack.smoke
         axes = dict(self.definition.axes)
         for name, value in smoke.axes.items():
             if not isinstance(axes.get(name), AxisConst):
-                raise ProblemError(f"{self.id}: smoke overrides {name!r}, which is not a constant axis")
+                raise ProblemError(
+                    f"{self.id}: smoke overrides {name!r}, which is not a constant axis"
+                )
             axes[name] = axes[name].model_copy(update={"value": value})
         return Problem(
             id=self.id,
@@ -423,13 +450,13 @@ class Problem(_Model):
         }
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
-
     def workload_hash(self, workload: Workload) -> str:
         """Identity of what one workload computes: 16 hex digits over the definition, the reference
         and the workload's axes and inputs (not its tolerance, which no time depends on)."""
         data = {
             "definition": self.definition.model_dump(
-                mode="json", include={"axes", "inputs", "outputs", "custom_inputs_entrypoint", "reference"}
+                mode="json",
+                include={"axes", "inputs", "outputs", "custom_inputs_entrypoint", "reference"},
             ),
             "workload": workload.model_dump(mode="json", include={"axes", "inputs"}),
         }
@@ -535,6 +562,9 @@ def explain(error: ValidationError) -> str:
         found = repr(item["input"])
         found = found if len(found) <= 80 else found[:77] + "..."
         message = item["msg"].removeprefix("Value error, ")
-        parts.append(f"field {field}: {message}" + ("" if isinstance(item["input"], BaseModel | dict) else f" (found {found})"))
+        parts.append(
+            f"field {field}: {message}"
+            + ("" if isinstance(item["input"], BaseModel | dict) else f" (found {found})")
+        )
     more = error.error_count() - len(parts)
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")

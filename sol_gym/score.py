@@ -24,9 +24,13 @@ def sol_score(t_k_ms: float, t_b_ms: float, t_sol_ms: float) -> float:
         if not (0 < value < float("inf")):
             raise ValueError(f"{name} is {value} ms, expected a positive, finite time")
     if t_b_ms <= t_sol_ms:
-        raise ValueError(f"T_b {t_b_ms} ms is not above T_SOL {t_sol_ms} ms: the workload cannot be scored")
+        raise ValueError(
+            f"T_b {t_b_ms} ms is not above T_SOL {t_sol_ms} ms: the workload cannot be scored"
+        )
     if t_k_ms < t_sol_ms:
-        raise ValueError(f"T_k {t_k_ms} ms is below T_SOL {t_sol_ms} ms: a bound or a measurement is at fault")
+        raise ValueError(
+            f"T_k {t_k_ms} ms is below T_SOL {t_sol_ms} ms: a bound or a measurement is at fault"
+        )
     gap = t_b_ms - t_sol_ms
     return gap / ((t_k_ms - t_sol_ms) + gap)
 
@@ -34,22 +38,38 @@ def sol_score(t_k_ms: float, t_b_ms: float, t_sol_ms: float) -> float:
 def score_workload(result: WorkloadResult) -> WorkloadResult:
     """`result` with its score, or with BELOW_SOL or a remark where there can be none."""
     if result.status is not Status.PASSED:
-        return result.model_copy(update={"score": 0.0 if result.status is not Status.INFRA_ERROR else None})
+        return result.model_copy(
+            update={"score": 0.0 if result.status is not Status.INFRA_ERROR else None}
+        )
     t_k, t_b, t_sol = result.t_k_ms, result.t_b_ms, result.t_sol_ms
     if t_k is None or t_b is None or t_sol is None:
         missing = [n for n, v in (("T_k", t_k), ("T_b", t_b), ("T_SOL", t_sol)) if v is None]
-        return result.model_copy(update={"score": None, "message": _add(result.message, f"no score: {', '.join(missing)} unknown")})
+        return result.model_copy(
+            update={
+                "score": None,
+                "message": _add(result.message, f"no score: {', '.join(missing)} unknown"),
+            }
+        )
     if t_k < t_sol:
         return result.model_copy(
             update={
                 "status": Status.BELOW_SOL,
                 "score": 0.0,
-                "message": _add(result.message, f"T_k {t_k:.6g} ms is below T_SOL {t_sol:.6g} ms: a bound or a measurement is at fault"),
+                "message": _add(
+                    result.message,
+                    f"T_k {t_k:.6g} ms is below T_SOL {t_sol:.6g} ms: a bound or a measurement is at fault",
+                ),
             }
         )
     if t_b <= t_sol:
         return result.model_copy(
-            update={"score": None, "message": _add(result.message, f"unscorable: T_b {t_b:.6g} ms is not above T_SOL {t_sol:.6g} ms")}
+            update={
+                "score": None,
+                "message": _add(
+                    result.message,
+                    f"unscorable: T_b {t_b:.6g} ms is not above T_SOL {t_sol:.6g} ms",
+                ),
+            }
         )
     return result.model_copy(update={"score": sol_score(t_k, t_b, t_sol)})
 

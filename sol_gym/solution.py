@@ -72,7 +72,11 @@ class BuildSpec(BaseModel):
     @field_validator("languages", mode="before")
     @classmethod
     def _aliases(cls, value: Any) -> Any:
-        return [_ALIASES.get(v, v) if isinstance(v, str) else v for v in value] if isinstance(value, list) else value
+        return (
+            [_ALIASES.get(v, v) if isinstance(v, str) else v for v in value]
+            if isinstance(value, list)
+            else value
+        )
 
     @model_validator(mode="after")
     def _entry_point_fits(self) -> BuildSpec:
@@ -83,9 +87,13 @@ class BuildSpec(BaseModel):
             raise ValueError(f"C++ and Python languages cannot be mixed, found {self.languages}")
         suffix = PurePosixPath(self.entry_file).suffix
         if self.is_python and suffix != ".py":
-            raise ValueError(f"languages {self.languages} need a .py entry file, found {self.entry_file!r}")
+            raise ValueError(
+                f"languages {self.languages} need a .py entry file, found {self.entry_file!r}"
+            )
         if not self.is_python and suffix not in _SUFFIXES_CPP:
-            raise ValueError(f"languages {self.languages} need a C++/CUDA entry file, found {self.entry_file!r}")
+            raise ValueError(
+                f"languages {self.languages} need a C++/CUDA entry file, found {self.entry_file!r}"
+            )
         return self
 
     @property
@@ -128,7 +136,9 @@ class Solution(BaseModel):
         if len(set(paths)) != len(paths):
             raise ValueError(f"sources have duplicate paths: {sorted(paths)}")
         if self.spec.entry_file not in paths:
-            raise ValueError(f"entry file {self.spec.entry_file!r} is not among the sources {paths}")
+            raise ValueError(
+                f"entry file {self.spec.entry_file!r} is not among the sources {paths}"
+            )
         return self
 
     @cached_property
@@ -148,7 +158,14 @@ class Solution(BaseModel):
         return "\n\n".join(f"# ---- {s.path}\n{s.content}" for s in self.sources)
 
     @classmethod
-    def from_text(cls, text: str, *, name: str = "solution", language: Language | None = None, entry_function: str = "run") -> Solution:
+    def from_text(
+        cls,
+        text: str,
+        *,
+        name: str = "solution",
+        language: Language | None = None,
+        entry_function: str = "run",
+    ) -> Solution:
         """A solution from one source text.
 
         The language is told from the text unless given: Python if it parses as Python, CUDA if it
@@ -158,11 +175,19 @@ class Solution(BaseModel):
             SolutionError: the text is empty.
         """
         if not isinstance(text, str) or not text.strip():
-            raise SolutionError("the solution text is empty; expected source code that defines run()")
+            raise SolutionError(
+                "the solution text is empty; expected source code that defines run()"
+            )
         text = strip_code_fence(text)
         if language is None:
             language = _guess_language(text)
-        suffix = {"cuda_cpp": ".cu", "cutlass": ".cu", "cudnn": ".cu", "cublas": ".cu", "cpp": ".cpp"}.get(language, ".py")
+        suffix = {
+            "cuda_cpp": ".cu",
+            "cutlass": ".cu",
+            "cudnn": ".cu",
+            "cublas": ".cu",
+            "cpp": ".cpp",
+        }.get(language, ".py")
         file = f"solution{suffix}"
         try:
             return cls(
@@ -190,7 +215,7 @@ def _guess_language(text: str) -> Language:
             ast.parse(text)
         except (SyntaxError, ValueError):
             return "cuda_cpp"
-    if re.search(r"^\s*#include\b", text, re.MULTILINE) and 'import torch' not in text:
+    if re.search(r"^\s*#include\b", text, re.MULTILINE) and "import torch" not in text:
         return "cpp"
     return "triton" if re.search(r"^\s*(import|from)\s+triton\b", text, re.MULTILINE) else "pytorch"
 
@@ -207,14 +232,21 @@ def load_solution(path: str | Path) -> Solution:
     if file.is_dir():
         candidates = sorted(file.glob("solution*.json"))
         if len(candidates) != 1:
-            raise SolutionError(f"{file}: expected one solution*.json, found {[c.name for c in candidates]}")
+            raise SolutionError(
+                f"{file}: expected one solution*.json, found {[c.name for c in candidates]}"
+            )
         file = candidates[0]
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise SolutionError(f"{file}: cannot be read: {error}") from None
     if file.suffix != ".json":
-        language: Language | None = {".cu": "cuda_cpp", ".cpp": "cpp", ".cc": "cpp", ".cxx": "cpp"}.get(file.suffix)  # type: ignore[assignment]
+        language: Language | None = {
+            ".cu": "cuda_cpp",
+            ".cpp": "cpp",
+            ".cc": "cpp",
+            ".cxx": "cpp",
+        }.get(file.suffix)  # type: ignore[assignment]
         return Solution.from_text(text, name=file.stem, language=language)
     try:
         data = json.loads(text)
@@ -226,7 +258,9 @@ def load_solution(path: str | Path) -> Solution:
         if isinstance(source, dict) and "path" in source and not source.get("content"):
             beside = file.parent / str(source["path"])
             if not beside.is_file():
-                raise SolutionError(f"{file}: source {source['path']!r} has no content and {beside} does not exist")
+                raise SolutionError(
+                    f"{file}: source {source['path']!r} has no content and {beside} does not exist"
+                )
             source["content"] = beside.read_text()
     try:
         return Solution.model_validate(data)

@@ -77,7 +77,11 @@ class Store:
 
     def index(self) -> sqlite3.Connection:
         """A connection to the index, rebuilt if the file has changed. Table `evaluations`."""
-        stamp = (self.path.stat().st_mtime_ns, self.path.stat().st_size) if self.path.exists() else (0, 0)
+        stamp = (
+            (self.path.stat().st_mtime_ns, self.path.stat().st_size)
+            if self.path.exists()
+            else (0, 0)
+        )
         connection = sqlite3.connect(self._index)
         connection.execute("CREATE TABLE IF NOT EXISTS built (mtime INTEGER, size INTEGER)")
         if connection.execute("SELECT mtime, size FROM built").fetchone() != stamp:

@@ -29,5 +29,12 @@ def main() -> None:
 
 from . import bounds, demo, evaluation, machine, problems  # noqa: E402
 
-for command in (demo.demo, evaluation.evaluate, bounds.sol, problems.problems, machine.doctor, machine.calibrate):
+for command in (
+    demo.demo,
+    evaluation.evaluate,
+    bounds.sol,
+    problems.problems,
+    machine.doctor,
+    machine.calibrate,
+):
     main.add_command(command)

@@ -12,11 +12,19 @@ from . import render
 
 @click.command()
 @click.argument("problem")
-@click.option("--device", default="auto", show_default=True, help="Device key; need not be present.")
-@click.option("--profile", type=click.Choice(["full", "smoke"]), help="Workloads; default: smoke for the cpu device.")
+@click.option(
+    "--device", default="auto", show_default=True, help="Device key; need not be present."
+)
+@click.option(
+    "--profile",
+    type=click.Choice(["full", "smoke"]),
+    help="Workloads; default: smoke for the cpu device.",
+)
 @click.option("--workload", type=int, help="Only this workload (by index).")
 @click.option("--json", "as_json", is_flag=True, help="Print the bounds as JSON lines.")
-def sol(problem: str, device: str, profile: str | None, workload: int | None, as_json: bool) -> None:
+def sol(
+    problem: str, device: str, profile: str | None, workload: int | None, as_json: bool
+) -> None:
     """T_SOL of PROBLEM (an id or a folder) on a device: the time no correct kernel can beat."""
     from ..device import get_device
     from ..evaluate.client import as_problem
@@ -27,7 +35,17 @@ def sol(problem: str, device: str, profile: str | None, workload: int | None, as
     if workload is not None:
         chosen = chosen.with_workloads([workload])
     table = Table(title=f"{chosen.id} on {model.key} ({chosen.profile} workloads)")
-    for name in ("axes", "T_SOL ms", "bound by", "memory ms", "compute ms", "bytes", "FLOP", "lane", "complete"):
+    for name in (
+        "axes",
+        "T_SOL ms",
+        "bound by",
+        "memory ms",
+        "compute ms",
+        "bytes",
+        "FLOP",
+        "lane",
+        "complete",
+    ):
         table.add_column(name, justify="left" if name in ("axes", "bound by", "lane") else "right")
     notes: list[str] = []
     with render.progress("analyzing", quiet=as_json) as update:
@@ -35,7 +53,15 @@ def sol(problem: str, device: str, profile: str | None, workload: int | None, as
             update("workload", index, len(chosen.workloads))
             bound = analyze(chosen, item, model)
             if as_json:
-                click.echo(json.dumps({"problem": chosen.id, "workload": item.uuid, **bound.model_dump(mode="json")}))
+                click.echo(
+                    json.dumps(
+                        {
+                            "problem": chosen.id,
+                            "workload": item.uuid,
+                            **bound.model_dump(mode="json"),
+                        }
+                    )
+                )
                 continue
             notes += [note for note in bound.notes if note not in notes]
             table.add_row(
@@ -44,8 +70,8 @@ def sol(problem: str, device: str, profile: str | None, workload: int | None, as
                 bound.bound_by,
                 render.milliseconds(bound.memory_ms),
                 render.milliseconds(max(bound.compute_ms.values(), default=0.0)),
-                f"{sum(bound.read_bytes.values()) + sum(bound.write_bytes.values()):,}",
-                f"{sum(bound.work_flops.values()):,.0f}",
+                f"{bound.total_bytes:,}",
+                f"{bound.flops:,}",
                 bound.lane,
                 "yes" if bound.complete else "no",
             )

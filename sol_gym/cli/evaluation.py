@@ -17,14 +17,41 @@ _SOLUTION = click.Path(exists=True, path_type=Path)
 @click.command("eval")
 @click.argument("problem")
 @click.argument("solution", type=_SOLUTION)
-@click.option("--device", default="auto", show_default=True, help="Device key: auto, cpu, h200, h100, b200.")
-@click.option("--profile", type=click.Choice(["full", "smoke"]), help="Workloads; default: smoke on a CPU, else full.")
-@click.option("--workload", "workloads", multiple=True, type=int, help="Only this workload (by index; repeatable).")
-@click.option("--bounds", "bound_set", type=click.Choice(["solar", "published"]), default="solar", show_default=True)
+@click.option(
+    "--device", default="auto", show_default=True, help="Device key: auto, cpu, h200, h100, b200."
+)
+@click.option(
+    "--profile",
+    type=click.Choice(["full", "smoke"]),
+    help="Workloads; default: smoke on a CPU, else full.",
+)
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    type=int,
+    help="Only this workload (by index; repeatable).",
+)
+@click.option(
+    "--bounds",
+    "bound_set",
+    type=click.Choice(["solar", "published"]),
+    default="solar",
+    show_default=True,
+)
 @click.option("--seed", type=int, help="Fix all draws, to repeat a run.")
-@click.option("--timeout", "timeout_s", type=float, default=300.0, show_default=True, help="Seconds for the solution.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    default=300.0,
+    show_default=True,
+    help="Seconds for the solution.",
+)
 @click.option("--no-timing", is_flag=True, help="Correctness only.")
-@click.option("--store", type=click.Path(path_type=Path), help="Append the evaluation to this JSONL file.")
+@click.option(
+    "--store", type=click.Path(path_type=Path), help="Append the evaluation to this JSONL file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the evaluation as JSON.")
 def evaluate(
     problem: str, solution: Path, device: str, profile: str | None, workloads: tuple[int, ...], bound_set: str,
@@ -56,6 +83,8 @@ def evaluate(
         if evaluation.message and evaluation.status is not Status.PASSED:
             render.console.print(evaluation.message, markup=False)
         if evaluation.log.strip():
-            render.console.print("output of the solution:\n" + evaluation.log.strip(), markup=False, style="dim")
+            render.console.print(
+                "output of the solution:\n" + evaluation.log.strip(), markup=False, style="dim"
+            )
         render.console.print(render.isolation_line(evaluation.provenance.isolation), style="dim")
     sys.exit({Status.PASSED: 0, Status.INFRA_ERROR: 3}.get(evaluation.status, 1))

@@ -18,7 +18,10 @@ def doctor(device: str, as_json: bool) -> None:
     from ..evaluate.client import Evaluator
     from ..paths import cache_dir, runtime_dir
 
-    with Evaluator(device) as evaluator, render.progress("asking the judge", quiet=as_json) as update:
+    with (
+        Evaluator(device) as evaluator,
+        render.progress("asking the judge", quiet=as_json) as update,
+    ):
         facts = evaluator.describe(on_progress=update)
     if as_json:
         click.echo(json.dumps(facts))

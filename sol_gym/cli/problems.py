@@ -62,16 +62,30 @@ def show(problem: str, as_json: bool, with_reference: bool) -> None:
         click.echo(chosen.model_dump_json())
         return
     pack, definition = chosen.pack, chosen.definition
-    render.console.print(f"[bold]{chosen.id}[/]  {pack.title if pack else definition.description or ''}")
+    render.console.print(
+        f"[bold]{chosen.id}[/]  {pack.title if pack else definition.description or ''}"
+    )
     if pack:
-        facts = [pack.family, pack.direction, pack.precision, f"from {pack.source_model}" if pack.source_model else ""]
+        facts = [
+            pack.family,
+            pack.direction,
+            pack.precision,
+            f"from {pack.source_model}" if pack.source_model else "",
+        ]
         render.console.print(" · ".join(f for f in facts if f), style="dim")
     tensors = Table()
     for name in ("tensor", "role", "shape", "dtype"):
         tensors.add_column(name)
     for role, specs in (("input", definition.inputs), ("output", definition.outputs)):
         for name, spec in specs.items():
-            tensors.add_row(name, role, "scalar" if spec.shape is None else f"[{', '.join(spec.shape)}]".replace("[", "\\["), spec.dtype)
+            tensors.add_row(
+                name,
+                role,
+                "scalar"
+                if spec.shape is None
+                else f"[{', '.join(spec.shape)}]".replace("[", "\\["),
+                spec.dtype,
+            )
     render.console.print(tensors)
     for note in pack.notes if pack else ():
         render.console.print(f"- {note}", markup=False)
@@ -85,7 +99,17 @@ def _print_workloads(chosen: Problem) -> None:
 
     published = baselines.published(chosen.id)
     table = Table(title=f"{len(chosen.workloads)} workloads")
-    for name in ("#", "axes", "MiB in", "MiB out", "b200 T_SOL ms", "b200 T_b ms", "atol", "rtol", "ratio"):
+    for name in (
+        "#",
+        "axes",
+        "MiB in",
+        "MiB out",
+        "b200 T_SOL ms",
+        "b200 T_b ms",
+        "atol",
+        "rtol",
+        "ratio",
+    ):
         table.add_column(name, justify="left" if name == "axes" else "right")
     for i, workload in enumerate(chosen.workloads):
         row = published[i] if published and i < len(published) else None

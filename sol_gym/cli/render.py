@@ -40,8 +40,20 @@ def short(text: str, limit: int = 90) -> str:
 def workload_table(evaluation: Evaluation) -> Table:
     """One row a workload."""
     table = Table(title=f"{evaluation.problem} ({evaluation.provenance.profile} workloads)")
-    for name in ("axes", "status", "T_k ms", "T_b ms", "T_SOL ms", "score", "bound by", "mode", "why"):
-        table.add_column(name, justify="right" if "ms" in name or name == "score" else "left", overflow="fold")
+    for name in (
+        "axes",
+        "status",
+        "T_k ms",
+        "T_b ms",
+        "T_SOL ms",
+        "score",
+        "bound by",
+        "mode",
+        "why",
+    ):
+        table.add_column(
+            name, justify="right" if "ms" in name or name == "score" else "left", overflow="fold"
+        )
     for result in evaluation.results:
         table.add_row(*_workload_row(result))
     return table
@@ -93,6 +105,11 @@ def progress(title: str, *, quiet: bool = False) -> Iterator[Callable[[str, int,
         task = bar.add_task(title, total=None)
 
         def update(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=f"{title}: {stage}", completed=done, total=total if total > 1 else None)
+            bar.update(
+                task,
+                description=f"{title}: {stage}",
+                completed=done,
+                total=total if total > 1 else None,
+            )
 
         yield update

@@ -5,6 +5,6 @@ The judge runs in a process of its own (`sol_gym.evaluate.server`), started on f
 by all clients of a user on one device; the caller needs neither torch nor the GPU.
 """
 
-from .client import Evaluator, evaluate
+from .client import Evaluator, as_problem, as_solution, evaluate
 
-__all__ = ["Evaluator", "evaluate"]
+__all__ = ["Evaluator", "as_problem", "as_solution", "evaluate"]

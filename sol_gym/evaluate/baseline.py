@@ -22,13 +22,13 @@ from ..sandbox.judge import Judge, Request
 from ..solution import Solution
 
 _TIMEOUT_S = 300.0
-_COMPILE = '''
+_COMPILE = """
 
 import torch._inductor.config as _inductor_config
 
 _inductor_config.compile_threads = 1
 run = torch.compile(run)
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class BaselineTimes:
 def contenders(problem: Problem) -> dict[str, Solution]:
     """The cheapest optimizer: solutions whose fastest is the baseline, by agent name."""
     reference = Solution.from_text(problem.reference, name="reference", language="pytorch")
-    compiled = Solution.from_text(problem.reference + _COMPILE, name="torch.compile", language="pytorch")
+    compiled = Solution.from_text(
+        problem.reference + _COMPILE, name="torch.compile", language="pytorch"
+    )
     return {"reference": reference, "torch.compile": compiled}
 
 
@@ -58,7 +60,9 @@ class Baselines:
     def __init__(self, device: Device, cache: Path):
         self._device, self._root = device, cache / "baselines" / device.fingerprint
 
-    def times(self, problem: Problem, judge: Judge, on_progress: Callable[[str, int, int], None]) -> BaselineTimes:
+    def times(
+        self, problem: Problem, judge: Judge, on_progress: Callable[[str, int, int], None]
+    ) -> BaselineTimes:
         """T_b of every workload of `problem`, measuring if need be."""
         if self._device.key.startswith("b200") and problem.profile == "full":
             rows = self._published(problem)
@@ -85,7 +89,9 @@ class Baselines:
         from ..problems import load
 
         position = {w.uuid: i for i, w in enumerate(load(problem.id).workloads)}
-        return [rows[position[w.uuid]].t_b_ms if w.uuid in position else None for w in problem.workloads]
+        return [
+            rows[position[w.uuid]].t_b_ms if w.uuid in position else None for w in problem.workloads
+        ]
 
     def _measure(
         self, problem: Problem, judge: Judge, on_progress: Callable[[str, int, int], None]

@@ -55,6 +55,7 @@ class Bench:
         inputs_profile: str,
         seed: int | None,
         timing: bool,
+        scoring: bool,
         bound_set: str,
         timeout_s: float,
         on_progress: Callable[[str, int, int], None],
@@ -70,7 +71,7 @@ class Bench:
         )  # fmt: skip
         results, baseline_set = outcome.results, None
         stages = dict(outcome.stages_s)
-        if outcome.status is None and all(r.status is Status.PASSED for r in results) and timing:
+        if outcome.status is None and all(r.status is Status.PASSED for r in results) and scoring:
             at = time.perf_counter()
             bounds = self._bounds(problem, bound_set)
             stages["bounds"] = time.perf_counter() - at
@@ -89,11 +90,14 @@ class Bench:
             problem=problem.id,
             solution=solution.name,
             status=status,
-            score=_score(status, results, timing),
-            message=outcome.message or next((r.message for r in results if r.status is status and r.message), ""),
+            score=_score(status, results, scoring),
+            message=outcome.message
+            or next((r.message for r in results if r.status is status and r.message), ""),
             log=outcome.log,
             results=results,
-            provenance=self._provenance(problem, solution, outcome, inputs_profile, bound_set, baseline_set, seed, stages),
+            provenance=self._provenance(
+                problem, solution, outcome, inputs_profile, bound_set, baseline_set, seed, stages
+            ),
         )
 
     def _bounds(self, problem: Problem, bound_set: str) -> list[tuple[float, str] | None]:
@@ -144,13 +148,19 @@ def _scored(
     scored = []
     for result, bound, t_b_ms in zip(results, bounds, times.t_b_ms, strict=True):
         t_sol_ms, bound_by = bound or (None, None)
-        scored.append(score_workload(result.model_copy(update={"t_sol_ms": t_sol_ms, "bound_by": bound_by, "t_b_ms": t_b_ms})))
+        scored.append(
+            score_workload(
+                result.model_copy(
+                    update={"t_sol_ms": t_sol_ms, "bound_by": bound_by, "t_b_ms": t_b_ms}
+                )
+            )
+        )
     return scored
 
 
-def _score(status: Status, results: list[WorkloadResult], timing: bool) -> float | None:
+def _score(status: Status, results: list[WorkloadResult], scoring: bool) -> float | None:
     if status in (Status.INFRA_ERROR, Status.INVALID_REFERENCE):
         return None
     if status is not Status.PASSED:
         return 0.0
-    return problem_score(results) if timing else None
+    return problem_score(results) if scoring else None

@@ -70,6 +70,7 @@ class Evaluator:
         inputs_profile: str = "compatible",
         seed: int | None = None,
         timing: bool = True,
+        scoring: bool = True,
         bound_set: Literal["solar", "published"] = "solar",
         timeout_s: float = 300.0,
         on_progress: OnProgress | None = None,
@@ -83,6 +84,7 @@ class Evaluator:
             inputs_profile: how inputs are drawn ("compatible": the published rules).
             seed: fixes all draws, so that the run can be repeated; None takes entropy.
             timing: False stops after correctness; then there is no score.
+            scoring: False leaves out bounds, baseline and score.
             bound_set: whose T_SOL: ours ("solar") or, on a B200, the published figures.
             timeout_s: wall time for this solution, compiling included.
             on_progress: called with (stage, done, total).
@@ -106,6 +108,7 @@ class Evaluator:
             "inputs_profile": inputs_profile,
             "seed": seed,
             "timing": timing,
+            "scoring": scoring and timing,
             "bound_set": bound_set,
             "timeout_s": timeout_s,
         }
@@ -115,7 +118,9 @@ class Evaluator:
         """What the judge runs on: device, versions, isolation layers, calibrated overheads."""
         return self._request({"cmd": "describe"}, 120.0, on_progress)
 
-    def _refused(self, problem: Problem, solution: Solution, inputs_profile: str) -> Evaluation | None:
+    def _refused(
+        self, problem: Problem, solution: Solution, inputs_profile: str
+    ) -> Evaluation | None:
         """An evaluation without a judge, for Python sources that do not parse."""
         if not solution.spec.is_python:
             return None
@@ -125,7 +130,11 @@ class Evaluator:
             try:
                 ast.parse(source.content, source.path)
             except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                where = f" (line {error.lineno}: {(error.text or '').strip()})" if isinstance(error, SyntaxError) else ""
+                where = (
+                    f" (line {error.lineno}: {(error.text or '').strip()})"
+                    if isinstance(error, SyntaxError)
+                    else ""
+                )
                 return Evaluation(
                     problem=problem.id,
                     solution=solution.name,
@@ -147,7 +156,9 @@ class Evaluator:
 
     # -- connection ---------------------------------------------------------------------------
 
-    def _request(self, message: dict[str, Any], timeout_s: float, on_progress: OnProgress | None) -> Any:
+    def _request(
+        self, message: dict[str, Any], timeout_s: float, on_progress: OnProgress | None
+    ) -> Any:
         sock = self._connected(on_progress)
         deadline = time.monotonic() + timeout_s + _GRACE_S
         try:
@@ -157,16 +168,22 @@ class Evaluator:
                 match reply.get("event"):
                     case "progress":
                         if on_progress:
-                            on_progress(str(reply["stage"]), int(reply["done"]), int(reply["total"]))
+                            on_progress(
+                                str(reply["stage"]), int(reply["done"]), int(reply["total"])
+                            )
                     case "result":
                         return reply["value"]
                     case "error":
                         raise _ERRORS.get(str(reply["kind"]), InfrastructureError)(reply["message"])
         except (wire.Closed, wire.Timeout, wire.ProtocolError, OSError) as error:
             self.close()
-            raise InfrastructureError(f"the judge is gone: {type(error).__name__} {error}{_tail(self.device)}") from None
+            raise InfrastructureError(
+                f"the judge is gone: {type(error).__name__} {error}{_tail(self.device)}"
+            ) from None
         except BaseException as error:
-            if not isinstance(error, ProblemError | SolutionError | DeviceError | InfrastructureError):
+            if not isinstance(
+                error, ProblemError | SolutionError | DeviceError | InfrastructureError
+            ):
                 self.close()  # Interrupted while the judge is at work: hanging up cancels it.
             raise
 
@@ -202,7 +219,9 @@ def evaluate(
         return evaluator.evaluate(problem, solution, **arguments)
 
 
-def as_problem(problem: Problem | str | Path, profile: ProfileName | None, device: Device) -> Problem:
+def as_problem(
+    problem: Problem | str | Path, profile: ProfileName | None, device: Device
+) -> Problem:
     """The problem meant, with the workload profile that suits the device unless one is given."""
     if not isinstance(problem, Problem):
         if isinstance(problem, Path) or os.path.isdir(problem) or str(problem).endswith(".json"):
@@ -234,7 +253,10 @@ def as_solution(solution: Solution | str | Path) -> Solution:
 def socket_path(device: Device) -> Path:
     """Socket of the judge for this device model, installation and user."""
     identity = f"{sol_gym.__version__} {sol_gym.__file__} {sys.executable} {device.model_dump_json()} {_visible()}"
-    return runtime_dir() / f"judge-{device.key}-{hashlib.sha256(identity.encode()).hexdigest()[:10]}.sock"
+    return (
+        runtime_dir()
+        / f"judge-{device.key}-{hashlib.sha256(identity.encode()).hexdigest()[:10]}.sock"
+    )
 
 
 def connect(device: Device, on_progress: OnProgress | None = None) -> socket.socket:
@@ -277,13 +299,27 @@ def _start(device: Device, path: Path) -> None:
     read_end, write_end = os.pipe()
     with open(log_path, "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "sol_gym.evaluate.server", "--socket", str(path), "--ready-fd", str(write_end)],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "sol_gym.evaluate.server",
+                "--socket",
+                str(path),
+                "--ready-fd",
+                str(write_end),
+            ],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             pass_fds=[write_end],
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [*_import_roots(), os.environ.get("PYTHONPATH")]))},
+            env=os.environ
+            | {
+                "PYTHONPATH": os.pathsep.join(
+                    filter(None, [*_import_roots(), os.environ.get("PYTHONPATH")])
+                )
+            },
         )
     os.close(write_end)
     assert process.stdin is not None

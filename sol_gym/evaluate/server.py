@@ -94,7 +94,11 @@ class Server:
         while True:
             self._clients = [c for c in self._clients if not c.gone.is_set()]
             if self._clients:
-                last_seen = max(last_seen, time.monotonic()) if last_seen > time.monotonic() else time.monotonic()
+                last_seen = (
+                    max(last_seen, time.monotonic())
+                    if last_seen > time.monotonic()
+                    else time.monotonic()
+                )
             elif time.monotonic() - last_seen > LINGER_S:
                 return
             try:
@@ -112,7 +116,9 @@ class Server:
         try:
             if message.get("cmd") == "describe":
                 return {"event": "result", "value": self._bench.describe()}
-            problem = Problem.model_validate(message["problem"]).model_copy(update={"root": message.get("root")})
+            problem = Problem.model_validate(message["problem"]).model_copy(
+                update={"root": message.get("root")}
+            )
             solution = Solution.model_validate(message["solution"])
             evaluation = self._bench.evaluate(
                 problem,
@@ -120,6 +126,7 @@ class Server:
                 inputs_profile=message["inputs_profile"],
                 seed=message["seed"],
                 timing=message["timing"],
+                scoring=message["scoring"],
                 bound_set=message["bound_set"],
                 timeout_s=float(message["timeout_s"]),
                 on_progress=progress,
@@ -130,7 +137,11 @@ class Server:
             return {"event": "error", "kind": "infrastructure", "message": "cancelled"}
         except SolGymError as error:
             kinds = {ProblemError: "problem", SolutionError: "solution", DeviceError: "device"}
-            return {"event": "error", "kind": kinds.get(type(error), "infrastructure"), "message": str(error)}
+            return {
+                "event": "error",
+                "kind": kinds.get(type(error), "infrastructure"),
+                "message": str(error),
+            }
         except Exception as error:
             traceback.print_exc()
             last = traceback.extract_tb(error.__traceback__)[-1]

@@ -190,7 +190,10 @@ class CudaBackend(Backend):
         return super().versions() | {"cuda": str(torch.version.cuda), "driver": _driver_version()}
 
     def build_stack(self) -> dict[str, Any]:
-        return super().build_stack() | {"capability": self._capability, "cuda": str(torch.version.cuda)}
+        return super().build_stack() | {
+            "capability": self._capability,
+            "cuda": str(torch.version.cuda),
+        }
 
     def arch_flags(self) -> list[str]:
         major, minor = self._capability
@@ -216,7 +219,9 @@ def _keep_a_core() -> list[int]:
         return cpus
     mine = {cpus[-1]}
     with contextlib.suppress(OSError, ValueError):
-        text = Path(f"/sys/devices/system/cpu/cpu{cpus[-1]}/topology/thread_siblings_list").read_text()
+        text = Path(
+            f"/sys/devices/system/cpu/cpu{cpus[-1]}/topology/thread_siblings_list"
+        ).read_text()
         for part in text.strip().split(","):
             low, _, high = part.partition("-")
             mine |= set(range(int(low), int(high or low) + 1))

@@ -62,7 +62,9 @@ def checked_flags(solution: Solution) -> dict[str, list[str]]:
         _check(flags)
     for flag in link:
         if not _LIBRARY.fullmatch(flag):
-            raise FlagRefused(f"linker flag {flag!r} is not allowed; allowed are -l of CUDA, torch and system libraries")
+            raise FlagRefused(
+                f"linker flag {flag!r} is not allowed; allowed are -l of CUDA, torch and system libraries"
+            )
     return {"cflags": cflags, "cuda_cflags": cuda, "ld_flags": link}
 
 
@@ -76,7 +78,9 @@ def _check(flags: list[str]) -> None:
         elif flag in _VALUE_FLAGS:
             expect = _VALUE_FLAGS[flag]
         elif not _FLAG.fullmatch(flag):
-            raise FlagRefused(f"compiler flag {flag!r} is not allowed; see docs/solutions.md for those that are")
+            raise FlagRefused(
+                f"compiler flag {flag!r} is not allowed; see docs/solutions.md for those that are"
+            )
 
 
 class BuildCache:

@@ -49,7 +49,9 @@ class Comparison:
                 same_inf &= b > 0
             difference = torch.where(finite, (a - b).abs(), torch.zeros_like(b))
             magnitude = torch.where(finite, b.abs(), torch.zeros_like(b))
-            ok = (finite & (difference <= tolerance.max_atol + tolerance.max_rtol * magnitude)) | same_inf
+            ok = (
+                finite & (difference <= tolerance.max_atol + tolerance.max_rtol * magnitude)
+            ) | same_inf
             relative = difference / magnitude.clamp_min(1e-12)
             counts = torch.stack(
                 [
@@ -63,7 +65,10 @@ class Comparison:
             if counts[0] and first is None:
                 first = start + int(torch.argmax((~ok).to(torch.uint8)))
             bad += int(counts[0])
-            worst_absolute, worst_relative = max(worst_absolute, counts[1]), max(worst_relative, counts[2])
+            worst_absolute, worst_relative = (
+                max(worst_absolute, counts[1]),
+                max(worst_relative, counts[2]),
+            )
             self.has_nan |= bool(counts[3])
             self.has_inf |= bool(counts[4])
         ratio = 1 - bad / total if total else 1.0
@@ -72,9 +77,13 @@ class Comparison:
         self.matched_ratio = min(self.matched_ratio, ratio)
         reasons = []
         if ratio < tolerance.required_matched_ratio:
-            reasons.append(f"{100 * ratio:.4g} % of {name} within tolerance, {100 * tolerance.required_matched_ratio:g} % required")
+            reasons.append(
+                f"{100 * ratio:.4g} % of {name} within tolerance, {100 * tolerance.required_matched_ratio:g} % required"
+            )
         if tolerance.max_error_cap is not None and worst_absolute > tolerance.max_error_cap:
-            reasons.append(f"an element of {name} is off by {worst_absolute:.4g}, cap {tolerance.max_error_cap:g}")
+            reasons.append(
+                f"an element of {name} is off by {worst_absolute:.4g}, cap {tolerance.max_error_cap:g}"
+            )
         if bad and _not_finite_where_expected_is(flat_got, flat_expected, first):
             reasons.append(f"{name} has NaN or infinite values where finite ones are expected")
         if reasons:
@@ -104,7 +113,9 @@ class Comparison:
         )
 
 
-def _not_finite_where_expected_is(got: torch.Tensor, expected: torch.Tensor, first: int | None) -> bool:
+def _not_finite_where_expected_is(
+    got: torch.Tensor, expected: torch.Tensor, first: int | None
+) -> bool:
     """Any non-finite element where the reference is finite: wrong whatever the matched ratio."""
     for start in range(0, expected.numel(), _CHUNK):
         a, b = _as_float(got[start : start + _CHUNK]), _as_float(expected[start : start + _CHUNK])

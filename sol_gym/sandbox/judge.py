@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import shutil
 import tempfile
 import time
@@ -89,10 +88,14 @@ class Judge:
         self.limits = limits or Limits()
         if device.key == "cpu" and self.limits.address_space_bytes is None:
             # CUDA reserves address space by the terabyte; without it a limit can be set.
-            self.limits = replace(self.limits, address_space_bytes=4 * self.limits.memory_bytes + (8 << 30))
+            self.limits = replace(
+                self.limits, address_space_bytes=4 * self.limits.memory_bytes + (8 << 30)
+            )
         self.zygote = Zygote(on_gpu=device.key != "cpu")
         try:
-            self.scratch = Path(tempfile.mkdtemp(prefix="sol_gym-", dir=tempfile.gettempdir())).resolve()
+            self.scratch = Path(
+                tempfile.mkdtemp(prefix="sol_gym-", dir=tempfile.gettempdir())
+            ).resolve()
             self.backend = backend_for(device)
         except BaseException:
             self.zygote.close()
@@ -127,7 +130,9 @@ class Judge:
         for _ in range(2):
             outcome = self._run(request, keep)
             if not outcome.results or any(r.status is not Status.PASSED for r in outcome.results):
-                detail = outcome.message or next((r.message for r in outcome.results if r.message), "")
+                detail = outcome.message or next(
+                    (r.message for r in outcome.results if r.message), ""
+                )
                 raise InfrastructureError(f"calibrating the judge failed: {detail} {outcome.log}")
         return Calibration.from_honest(measured)
 
@@ -161,7 +166,9 @@ class Judge:
         worker.kill()
         return layers
 
-    def spawn(self, limits: Limits, arena_fd: int | None, prepare: Callable[[Path], None]) -> Worker:
+    def spawn(
+        self, limits: Limits, arena_fd: int | None, prepare: Callable[[Path], None]
+    ) -> Worker:
         """A fresh worker."""
         return Worker.spawn(
             self.zygote, limits, hidden=self.hidden, environment=self.backend.environment(),
@@ -197,15 +204,27 @@ class _Run:
             with self._stage("build"):
                 self._build()
             self._load()
-        except (FlagRefused, Verdict, WorkerGone, wire.Timeout, wire.ProtocolError, KeyError, TypeError) as error:
+        except (
+            FlagRefused,
+            Verdict,
+            WorkerGone,
+            wire.Timeout,
+            wire.ProtocolError,
+            KeyError,
+            TypeError,
+        ) as error:
             refused = isinstance(error, FlagRefused)
-            outcome.status, outcome.message = (Status.COMPILE_ERROR, str(error)) if refused else decide(error)
+            outcome.status, outcome.message = (
+                (Status.COMPILE_ERROR, str(error)) if refused else decide(error)
+            )
             return outcome
         failed = False
         for index, workload in enumerate(self.problem.workloads):
             self._check_cancelled()
             self.request.on_progress("workload", index, len(self.problem.workloads))
-            result = self._workload(workload, index, reference, timing=self.request.timing and not failed)
+            result = self._workload(
+                workload, index, reference, timing=self.request.timing and not failed
+            )
             outcome.results.append(result)
             failed |= result.status is not Status.PASSED
             if failed and not self._can_go_on(result):
@@ -305,7 +324,9 @@ class _Run:
 
     # -- workloads ----------------------------------------------------------------------------
 
-    def _workload(self, workload: Workload, index: int, reference: Reference, timing: bool) -> WorkloadResult:
+    def _workload(
+        self, workload: Workload, index: int, reference: Reference, timing: bool
+    ) -> WorkloadResult:
         series: Series | None = None
         comparison: Comparison | None = None
         record: Timing | None = None
@@ -320,19 +341,26 @@ class _Run:
             elif timing:
                 measured, series = self._measure(series, workload, index, reference)
                 comparison = series.comparison
-                record = timing_from(measured, self.judge.calibration, self.plan, self.judge.backend.batch_s)
+                record = timing_from(
+                    measured, self.judge.calibration, self.plan, self.judge.backend.batch_s
+                )
         except InvalidReference as error:
             status, message = Status.INVALID_REFERENCE, str(error)
         except (ProblemError, InfrastructureError, Cancelled):
             raise
         except torch.OutOfMemoryError as error:
-            status, message = Status.INFRA_ERROR, f"the judge ran out of device memory: {str(error)[:300]}"
+            status, message = (
+                Status.INFRA_ERROR,
+                f"the judge ran out of device memory: {str(error)[:300]}",
+            )
         except Exception as error:
             status, message = decide(error)
         finally:
             if series is not None:
                 series.unmap()
-        correctness: Correctness | None = comparison.result() if comparison and comparison.rounds else None
+        correctness: Correctness | None = (
+            comparison.result() if comparison and comparison.rounds else None
+        )
         if status is Status.PASSED and self.request.timing and not timing:
             message = "correct; not timed, because another workload failed"
         return WorkloadResult(
@@ -345,7 +373,13 @@ class _Run:
         backend = self.judge.backend
         seed = self.request.seed
         seed = None if seed is None else seed * 1_000_003 + index
-        maker = InputMaker(self.problem, workload, backend.torch_device, seed=seed, profile=self.request.inputs_profile)
+        maker = InputMaker(
+            self.problem,
+            workload,
+            backend.torch_device,
+            seed=seed,
+            profile=self.request.inputs_profile,
+        )
         return Series(
             backend, self.arena, self.worker, self.problem, workload, reference, maker, self.plan,
             self.deadline, self.dps, self.outcome.stages_s,
@@ -388,7 +422,8 @@ class _Run:
     def _can_go_on(self, result: WorkloadResult) -> bool:
         """Whether further workloads may be tried in this worker (for the author's sake)."""
         return (
-            result.status in (Status.INCORRECT_NUMERICAL, Status.INCORRECT_SHAPE, Status.INCORRECT_DTYPE)
+            result.status
+            in (Status.INCORRECT_NUMERICAL, Status.INCORRECT_SHAPE, Status.INCORRECT_DTYPE)
             and self.worker is not None
             and not self.worker.ended()
             and time.monotonic() < self.deadline
@@ -407,7 +442,9 @@ class _Run:
         try:
             yield
         finally:
-            self.outcome.stages_s[name] = self.outcome.stages_s.get(name, 0.0) + time.perf_counter() - start
+            self.outcome.stages_s[name] = (
+                self.outcome.stages_s.get(name, 0.0) + time.perf_counter() - start
+            )
 
 
 def own_folders() -> list[str]:
@@ -463,7 +500,11 @@ def calibration_problem(kind: str) -> tuple[Problem, Solution]:
         reference=_CALIBRATION_REFERENCE,
     )
     workloads = tuple(
-        Workload(uuid=f"calibration-{n}", axes={}, inputs={"x": RandomInput(), "rounds": ScalarInput(value=n)})
+        Workload(
+            uuid=f"calibration-{n}",
+            axes={},
+            inputs={"x": RandomInput(), "rounds": ScalarInput(value=n)},
+        )
         for n in rounds
     )
     problem = Problem(id="calibration", definition=definition, workloads=workloads)

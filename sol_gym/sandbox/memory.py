@@ -1,7 +1,9 @@
 """The judge's memory: the arena that workers see, its layout, poison, and outputs mapped back.
 
-The arena holds, per argument, a block with one slot a set. Slots are 512-byte aligned with at
-least 256 bytes of NaN pattern between them, so that a vector load past the end reads no neighbour.
+The arena holds, per argument, a block with one slot a set. Slots are aligned as a tensor of one's
+own would be: on an H200 a kernel read inputs at 512-byte offsets 17 % more slowly than at 2 MiB
+offsets, where torch's allocator puts large tensors (docs/measurements.md). At least 256 bytes of
+NaN pattern lie between slots, so that a vector load past the end reads no neighbour.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from typing import Any
 import torch
 
 from ..errors import InfrastructureError
-from ..problem import DTYPE_BYTES, Problem, TensorArg, Workload
+from ..problem import Problem, TensorArg, Workload
 from .worker import cuda
 
-_ALIGN, _TAIL = 512, 256
+_LARGE, _LARGE_ALIGN, _SMALL_ALIGN = 1 << 20, 2 << 20, 4096
+_TAIL = 256
 _GROWTH_PERCENT = 125
 _NAN_BYTE = 0xFF
 """Repeated, it is NaN in every float format used here (E2M1 has none and gets a random byte)."""
@@ -81,6 +84,7 @@ class Layout:
             for name, spec in specs.items():
                 stride = slot_bytes(spec)
                 dtype = "float4_e2m1fn_x2" if spec.dtype == "float4_e2m1" else spec.dtype
+                offset = _aligned(offset, _alignment(spec))
                 slots[name] = Slot(name, spec.shape, dtype, offset, stride, spec.nbytes)
                 offset += stride * n
             return slots, offset
@@ -92,7 +96,15 @@ class Layout:
 
 def slot_bytes(spec: TensorArg) -> int:
     """Bytes one set of an argument takes in the arena."""
-    return -(-(spec.numel * DTYPE_BYTES[spec.dtype] + _TAIL) // _ALIGN) * _ALIGN
+    return _aligned(spec.nbytes + _TAIL, _alignment(spec))
+
+
+def _alignment(spec: TensorArg) -> int:
+    return _LARGE_ALIGN if spec.nbytes >= _LARGE else _SMALL_ALIGN
+
+
+def _aligned(value: int, step: int) -> int:
+    return -(-value // step) * step
 
 
 class Poison:
@@ -160,7 +172,9 @@ class DeviceArena:
             self._pointer = cuda.allocate(nbytes)
             self._handle = cuda.export(self._pointer).hex()
         except cuda.CudaError as error:
-            raise InfrastructureError(f"the judge cannot get {nbytes / 2**30:.1f} GiB of device memory: {error}") from None
+            raise InfrastructureError(
+                f"the judge cannot get {nbytes / 2**30:.1f} GiB of device memory: {error}"
+            ) from None
         self.bytes = cuda.as_bytes(self._pointer, nbytes)
         cuda.fill(self._pointer, _NAN_BYTE, nbytes)
         return self.attach()

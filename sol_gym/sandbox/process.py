@@ -65,13 +65,33 @@ class Zygote:
     def __init__(self, *, on_gpu: bool):
         ours, theirs = socket.socketpair()
         environment = {k: os.environ[k] for k in _KEPT_VARIABLES if k in os.environ}
-        warm = ["numpy", "torch", "triton", "triton.language", "triton.compiler", "triton.runtime.build"]
+        warm = [
+            "numpy",
+            "torch",
+            "triton",
+            "triton.language",
+            "triton.compiler",
+            "triton.runtime.build",
+        ]
         if on_gpu:
-            warm += ["triton.backends.nvidia.compiler", "triton.backends.nvidia.driver"]
+            warm += [
+                "triton.backends.nvidia.compiler",
+                "triton.backends.nvidia.driver",
+                "triton.experimental.gluon.nvidia",
+            ]
         else:
             environment["TRITON_INTERPRET"] = "1"
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-u", "-c", _BOOT, str(_WORKER_PACKAGE), str(theirs.fileno()), ",".join(warm)],
+            [
+                sys.executable,
+                "-I",
+                "-u",
+                "-c",
+                _BOOT,
+                str(_WORKER_PACKAGE),
+                str(theirs.fileno()),
+                ",".join(warm),
+            ],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -89,7 +109,9 @@ class Zygote:
             wire.receive(self._socket, _START_TIMEOUT_S)
         except (wire.Closed, wire.Timeout) as error:
             self.close()
-            raise InfrastructureError(f"the zygote did not start: {type(error).__name__} {error}") from None
+            raise InfrastructureError(
+                f"the zygote did not start: {type(error).__name__} {error}"
+            ) from None
         self._ready = True
 
     def fork(self, request: dict[str, Any], fds: list[int]) -> int:
@@ -223,7 +245,9 @@ class Worker:
             worker.layers = hello.get("layers", {})
         except (wire.Closed, wire.Timeout, wire.ProtocolError) as error:
             log = worker.kill()
-            raise InfrastructureError(f"a worker did not start: {type(error).__name__} {error} {log}") from None
+            raise InfrastructureError(
+                f"a worker did not start: {type(error).__name__} {error} {log}"
+            ) from None
         return worker
 
     # -- talking ------------------------------------------------------------------------------

@@ -21,11 +21,18 @@ class Reference:
     def __init__(self, problem: Problem):
         file = f"<reference of {problem.id}>"
         namespace: dict[str, Any] = {"__name__": "sol_gym_reference"}
-        linecache.cache[file] = (len(problem.reference), None, problem.reference.splitlines(True), file)
+        linecache.cache[file] = (
+            len(problem.reference),
+            None,
+            problem.reference.splitlines(True),
+            file,
+        )
         try:
             exec(compile(problem.reference, file, "exec"), namespace)
         except Exception as error:
-            raise InvalidReference(f"the reference of {problem.id} does not load: {_last(error)}") from None
+            raise InvalidReference(
+                f"the reference of {problem.id} does not load: {_last(error)}"
+            ) from None
         self._run = namespace.get("run")
         if not callable(self._run):
             raise InvalidReference(f"the reference of {problem.id} defines no function 'run'")
@@ -45,14 +52,22 @@ class Reference:
             returned = [returned.get(name) for name in outputs]
         results = list(returned) if isinstance(returned, tuple | list) else [returned]
         if len(results) != len(outputs):
-            raise InvalidReference(f"the reference returned {len(results)} outputs, declared are {len(outputs)}")
+            raise InvalidReference(
+                f"the reference returned {len(results)} outputs, declared are {len(outputs)}"
+            )
         for spec, result in zip(outputs.values(), results, strict=True):
             if not isinstance(result, torch.Tensor):
-                raise InvalidReference(f"the reference's {spec.name!r} is {type(result).__name__}, expected a tensor")
+                raise InvalidReference(
+                    f"the reference's {spec.name!r} is {type(result).__name__}, expected a tensor"
+                )
             if tuple(result.shape) != spec.shape:
-                raise InvalidReference(f"the reference's {spec.name!r} has shape {tuple(result.shape)}, declared {spec.shape}")
+                raise InvalidReference(
+                    f"the reference's {spec.name!r} has shape {tuple(result.shape)}, declared {spec.shape}"
+                )
             if str(result.dtype).removeprefix("torch.") != spec.dtype:
-                raise InvalidReference(f"the reference's {spec.name!r} has dtype {result.dtype}, declared {spec.dtype}")
+                raise InvalidReference(
+                    f"the reference's {spec.name!r} has dtype {result.dtype}, declared {spec.dtype}"
+                )
         return results
 
 

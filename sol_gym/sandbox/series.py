@@ -26,6 +26,9 @@ from .timing import Measured, Plan, sets_for
 from .worker import wire
 
 _SNAPSHOT_BYTES = 2048
+_FIRST_SETS = 16
+_SLOW_CALL_S = 0.5
+"""Calls this long (interpreted Triton on a CPU) are repeated twice only."""
 _SLOW_REFERENCE_S = 0.02
 _CUSTOM_FILL_BUDGET_S = 0.25
 _random = secrets.SystemRandom()
@@ -99,12 +102,15 @@ class Series:
             "load": Status.COMPILE_ERROR,
             "compile": Status.COMPILE_ERROR,
         }.get(str(reply.get("kind")), Status.RUNTIME_ERROR)
-        raise Verdict(status, str(reply.get("traceback") or reply.get("message") or "the worker sent an empty reply"))
+        raise Verdict(
+            status,
+            str(reply.get("traceback") or reply.get("message") or "the worker sent an empty reply"),
+        )
 
     # -- inputs and outputs -------------------------------------------------------------------
 
-    def _bind(self, n: int, *, clean: bool = False) -> None:
-        """Lay out `n` sets, draw them and tell the worker; `clean` puts NaN between the slots."""
+    def _bind(self, n: int, *, draw: bool = False) -> None:
+        """Lay out `n` sets and tell the worker; `draw` fills them, with NaN between the slots."""
         self.unmap()
         self.layout = layout = Layout.plan(self.problem, self.workload, n)
         wanted = layout.input_bytes + (0 if self.on_gpu else layout.output_bytes)
@@ -113,16 +119,21 @@ class Series:
         remap = self.arena.ensure(wanted)
         if remap:
             self._ask(remap)
-        if clean:
+        if draw:
             self.arena.bytes[: layout.input_bytes].fill_(0xFF)
-        self._fill()
+        if draw or self.varying:
+            self._fill()
+        else:
+            self.scalars = self.scalars[:1] * n
         definition = self.problem.definition
         reply = self._ask(
             {
                 "cmd": "bind",
                 "n": n,
                 "inputs": [
-                    {"name": name, "scalar": True} if spec.is_scalar else layout.inputs[name].message()
+                    {"name": name, "scalar": True}
+                    if spec.is_scalar
+                    else layout.inputs[name].message()
                     for name, spec in definition.inputs.items()
                 ],
                 "outputs": [slot.message() for slot in layout.outputs.values()],
@@ -136,12 +147,17 @@ class Series:
             self.block = MappedBlock(str(reply["handle"]), layout.output_bytes)
             self.targets = self.block.bytes
         else:
-            self.targets = self.arena.bytes[layout.input_bytes : layout.input_bytes + layout.output_bytes]
+            self.targets = self.arena.bytes[
+                layout.input_bytes : layout.input_bytes + layout.output_bytes
+            ]
 
     def _fill(self) -> None:
         """Fresh inputs in every set."""
         start = time.perf_counter()
-        views = {name: slot.view(self.arena.bytes, self.layout.n) for name, slot in self.layout.inputs.items()}
+        views = {
+            name: slot.view(self.arena.bytes, self.layout.n)
+            for name, slot in self.layout.inputs.items()
+        }
         self.scalars = self.maker.fill(views, self.layout.n)
         self.backend.synchronize()
         self.fill_s = time.perf_counter() - start
@@ -162,7 +178,10 @@ class Series:
         return [slot.raw(self.targets, index) for slot in self.layout.outputs.values()]
 
     def _private(self, index: int) -> Private:
-        tensors = {name: slot.one(self.arena.bytes, index).clone() for name, slot in self.layout.inputs.items()}
+        tensors = {
+            name: slot.one(self.arena.bytes, index).clone()
+            for name, slot in self.layout.inputs.items()
+        }
         arguments = [
             self.scalars[index][name] if spec.is_scalar else tensors[name]
             for name, spec in self.problem.definition.inputs.items()
@@ -184,7 +203,9 @@ class Series:
         self.backend.synchronize()
         self.reference_s = time.perf_counter() - start
         self.comparison.rounds += 1
-        for slot, raw, right in zip(self.layout.outputs.values(), self._raw_outputs(index), expected, strict=True):
+        for slot, raw, right in zip(
+            self.layout.outputs.values(), self._raw_outputs(index), expected, strict=True
+        ):
             got = raw.view(getattr(torch, slot.dtype)).view(slot.shape) if slot.nbytes else right
             self.comparison.add(slot.name, got, right)
         self.stages["verify"] = self.stages.get("verify", 0.0) + time.perf_counter() - start
@@ -211,7 +232,7 @@ class Series:
         start = time.perf_counter()
         self.layout = Layout.plan(self.problem, self.workload, 1)
         rounds = max(1, min(self.plan.rounds, self._most_sets()))
-        self._bind(rounds, clean=True)
+        self._bind(rounds, draw=True)
         self._poison_outputs()
         privates = [self._private(i) for i in range(rounds)]
         self.backend.synchronize()
@@ -219,7 +240,9 @@ class Series:
         self.call_s = min(float(s) for s in reply["seconds"][:rounds])
         for index, private in enumerate(privates):
             self._verify(index, private)
-        self.stages["correctness"] = self.stages.get("correctness", 0.0) + time.perf_counter() - start
+        self.stages["correctness"] = (
+            self.stages.get("correctness", 0.0) + time.perf_counter() - start
+        )
 
     # -- timing -------------------------------------------------------------------------------
 
@@ -233,21 +256,23 @@ class Series:
         start = time.perf_counter()
         most = self._most_sets()
         self._mode = mode = "graph" if graph else "eager"
-        n = sets_for(self.call_s, self.backend.batch_s, most)
-        for attempt in range(3):
+        n = min(_FIRST_SETS, sets_for(self.call_s, self.backend.batch_s, most))
+        while True:
             self._bind(n)
             self._prepare("prepare", mode, n)
             judge, own = self._batch()  # Not counted: warms up, and is verified like the others.
             per_call = max(judge - overhead_s, own, 0.0) / n
             wanted = sets_for(per_call, self.backend.batch_s, most)
-            if wanted <= 1.3 * n or attempt == 2:
+            # A first batch is small and tells how long a call takes; eager calls do not.
+            if wanted <= 1.3 * n or n > _FIRST_SETS:
                 break
             n = wanted
         self.stages["capture"] = self.stages.get("capture", 0.0) + time.perf_counter() - start
         start = time.perf_counter()
         measured = Measured(n_sets=n, mode=self._mode_name())
         retries = 0
-        while len(measured.judge_s) < self.plan.repeats:
+        repeats = self.plan.repeats if per_call < _SLOW_CALL_S else min(2, self.plan.repeats)
+        while len(measured.judge_s) < repeats:
             judge, own = self._batch()
             state = self.backend.state()
             if state["throttled"] and retries < self.plan.max_retries:
@@ -374,7 +399,10 @@ class Series:
         for row, sample in zip(snapshots, taken, strict=True):
             for (raw, where), bytes_then in zip(row, sample, strict=True):
                 if not torch.equal(raw[where], bytes_then):
-                    raise Verdict(Status.REWARD_HACK, "outputs changed after the answer: work was left running")
+                    raise Verdict(
+                        Status.REWARD_HACK,
+                        "outputs changed after the answer: work was left running",
+                    )
         return judge_s, own_s
 
     def _choose(self, n: int) -> list[int]:
@@ -391,7 +419,9 @@ class Series:
             row = []
             for raw in self._raw_outputs(index):
                 if raw.numel():
-                    where = torch.randint(raw.numel(), (min(_SNAPSHOT_BYTES, raw.numel()),), device=raw.device)
+                    where = torch.randint(
+                        raw.numel(), (min(_SNAPSHOT_BYTES, raw.numel()),), device=raw.device
+                    )
                     row.append((raw, where))
             plan.append(row)
         return plan
@@ -410,7 +440,11 @@ class Series:
         order = _random.sample(range(pool), asks)
         asked = set(order)
         idle = [index for index in range(pool) if index not in asked]
-        chosen = [order[-1], _random.choice(order)] if self.reference_s <= _SLOW_REFERENCE_S else [_random.choice(order)]
+        chosen = (
+            [order[-1], _random.choice(order)]
+            if self.reference_s <= _SLOW_REFERENCE_S
+            else [_random.choice(order)]
+        )
         privates = {index: self._private(index) for index in chosen}
         self.backend.flush()
         self.backend.synchronize()
@@ -428,7 +462,9 @@ class Series:
         for index, private in privates.items():
             self._verify(index, private)
         for index in _random.sample(idle, min(3, len(idle))):
-            for slot, raw in zip(self.layout.outputs.values(), self._raw_outputs(index), strict=True):
+            for slot, raw in zip(
+                self.layout.outputs.values(), self._raw_outputs(index), strict=True
+            ):
                 if raw.numel() and not bool((raw == self.poison.byte(slot.dtype)).all()):
                     raise Verdict(
                         Status.REWARD_HACK,

@@ -52,12 +52,20 @@ class Calibration:
     @classmethod
     def from_honest(cls, measured: list[Measured]) -> Calibration:
         """From measurements of trusted workers, taken without calibration."""
-        overheads = [judge - own for m in measured for judge, own in zip(m.judge_s, m.reported_s, strict=True)]
+        overheads = [
+            judge - own
+            for m in measured
+            for judge, own in zip(m.judge_s, m.reported_s, strict=True)
+        ]
         handshakes = [
-            statistics.median(m.singles_s) - statistics.median(m.reported_s) / m.n_sets for m in measured if m.singles_s
+            statistics.median(m.singles_s) - statistics.median(m.reported_s) / m.n_sets
+            for m in measured
+            if m.singles_s
         ]
         # One hiccup of a busy machine must not become everybody's allowance.
-        largest = min(max(overheads), _OUTLIER_FACTOR * statistics.median(overheads) + _OUTLIER_SLACK_S)
+        largest = min(
+            max(overheads), _OUTLIER_FACTOR * statistics.median(overheads) + _OUTLIER_SLACK_S
+        )
         return cls(
             overhead_s=max(0.0, largest),
             handshake_s=max(0.0, *handshakes) if handshakes else 0.0,

@@ -21,5 +21,7 @@ def run(hidden_states, weight):
     n_rows, hidden = hidden_states.shape
     output = torch.empty_like(hidden_states)
     rows = 16
-    rmsnorm_kernel[(triton.cdiv(n_rows, rows),)](hidden_states, weight, output, n_rows, hidden, rows)
+    rmsnorm_kernel[(triton.cdiv(n_rows, rows),)](
+        hidden_states, weight, output, n_rows, hidden, rows
+    )
     return output

@@ -46,7 +46,9 @@ def build(message: dict[str, Any]) -> str:
         if path.endswith((_CUDA_SUFFIX, *_HOST_SUFFIXES))
     ]
     if message["binding"] == "ctypes":
-        return _compile_and_link(message, sources, out, _plain_flags(message), "solution_library.so")
+        return _compile_and_link(
+            message, sources, out, _plain_flags(message), "solution_library.so"
+        )
     light = _light_header(message)
     name = MODULE_NAME + ".so"
     try:
@@ -65,11 +67,19 @@ def _light_header(message: dict[str, Any]) -> str:
             text += file.read()
     names = sorted(set(re.findall(r"\b(?:torch|at)::(\w+)\s*\(", text)))
     folders = cpp_extension.include_paths()
-    operators = [n for n in names if any(os.path.exists(os.path.join(f, "ATen/ops", n + ".h")) for f in folders)]
+    operators = [
+        n
+        for n in names
+        if any(os.path.exists(os.path.join(f, "ATen/ops", n + ".h")) for f in folders)
+    ]
     light = os.path.join(message["dir"], "light")
     os.makedirs(os.path.join(light, "torch"), exist_ok=True)
     with open(os.path.join(light, "torch", "extension.h"), "w") as file:
-        file.write(_LIGHT_HEADER.format(operators="\n".join(f"#include <ATen/ops/{n}.h>" for n in operators)))
+        file.write(
+            _LIGHT_HEADER.format(
+                operators="\n".join(f"#include <ATen/ops/{n}.h>" for n in operators)
+            )
+        )
     return light
 
 
@@ -77,7 +87,14 @@ def _plain_flags(message: dict[str, Any]) -> dict[str, list[str]]:
     includes = [f"-I{os.path.join(message['dir'], 'src')}"]
     return {
         "host": ["-O3", "-fPIC", *includes, *message["cflags"]],
-        "cuda": ["-O3", "-Xcompiler", "-fPIC", *message["arch_flags"], *includes, *message["cuda_cflags"]],
+        "cuda": [
+            "-O3",
+            "-Xcompiler",
+            "-fPIC",
+            *message["arch_flags"],
+            *includes,
+            *message["cuda_cflags"],
+        ],
         "link": message["ld_flags"],
     }
 
@@ -91,7 +108,10 @@ def _torch_flags(message: dict[str, Any], light: str | None) -> dict[str, list[s
         folders = cpp_extension.include_paths("cuda" if on_gpu else "cpu")
         libraries = cpp_extension.library_paths("cuda" if on_gpu else "cpu")
     except TypeError:  # torch < 2.6 takes a flag.
-        folders, libraries = cpp_extension.include_paths(on_gpu), cpp_extension.library_paths(on_gpu)
+        folders, libraries = (
+            cpp_extension.include_paths(on_gpu),
+            cpp_extension.library_paths(on_gpu),
+        )
     includes = [f"-I{light}"] if light else []
     includes += [f"-I{os.path.join(message['dir'], 'src')}"]
     includes += [f"-I{folder}" for folder in [*folders, sysconfig.get_paths()["include"]]]
@@ -154,7 +174,9 @@ def _nvcc() -> str:
     beside = os.path.join(CUDA_HOME, "bin", "nvcc") if CUDA_HOME else ""
     path = beside if beside and os.path.exists(beside) else shutil.which("nvcc")
     if not path:
-        raise BuildFailed("CUDA sources need nvcc, which is not installed (or CUDA_HOME is not set)")
+        raise BuildFailed(
+            "CUDA sources need nvcc, which is not installed (or CUDA_HOME is not set)"
+        )
     return path
 
 

@@ -27,7 +27,11 @@ def _lib() -> ctypes.CDLL:
     global _driver
     if _driver is None:
         _driver = ctypes.CDLL("libcuda.so.1")
-        _driver.cuIpcOpenMemHandle_v2.argtypes = [ctypes.POINTER(ctypes.c_uint64), _IpcHandle, ctypes.c_uint]
+        _driver.cuIpcOpenMemHandle_v2.argtypes = [
+            ctypes.POINTER(ctypes.c_uint64),
+            _IpcHandle,
+            ctypes.c_uint,
+        ]
         _driver.cuIpcGetMemHandle.argtypes = [ctypes.POINTER(_IpcHandle), ctypes.c_uint64]
         _driver.cuIpcCloseMemHandle.argtypes = [ctypes.c_uint64]
         _driver.cuMemAlloc_v2.argtypes = [ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]
@@ -89,7 +93,10 @@ def close_handle(pointer: int) -> None:
 def address_range(pointer: int) -> tuple[int, int]:
     """Base address and size of the allocation that holds `pointer`."""
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    _check(_lib().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), pointer), "cuMemGetAddressRange")
+    _check(
+        _lib().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), pointer),
+        "cuMemGetAddressRange",
+    )
     return base.value, size.value
 
 

@@ -1,10 +1,10 @@
 """Triton's interpreter, corrected: bfloat16 and FP8 with the arithmetic of a GPU.
 
 Under TRITON_INTERPRET=1 Triton runs kernels with numpy, which knows neither type; the interpreter
-keeps them as uint16 and uint8. Triton 3.6 to 3.9 often computes on those bit patterns as if they
-were numbers (sums, comparisons, `tl.dot`) and truncates where a GPU rounds, so that an honest
-kernel comes out wrong. `correct_interpreter` replaces exactly those functions that a probe shows
-to be wrong, so a Triton that has been mended is left alone.
+keeps them as uint16 and uint8. Often (seen in Triton 3.4, 3.6 and 3.9) it computes on those bit
+patterns as if they were numbers (sums, comparisons, `tl.dot`) and truncates where a GPU rounds, so
+that an honest kernel comes out wrong. `correct_interpreter` replaces exactly those functions that
+a probe shows to be wrong, so a Triton that has been mended is left alone.
 
 What "as on a GPU" means here, from the PTX that Triton emits for sm_90:
 
@@ -14,8 +14,9 @@ What "as on a GPU" means here, from the PTX that Triton emits for sm_90:
 - bfloat16 operators: computed in float32 and rounded once, which for +, -, *, / is exact rounding.
 - `tl.dot`: exact products, sums in float32.
 
-Kinder than a GPU: `tl.sum` and the scans of bfloat16 round once at the end, not at every addition;
-`tl.dot` of float32 does not round its operands to TF32.
+Still kinder than a GPU: `tl.sum` and the scans of bfloat16 round once at the end, not at every
+addition; `tl.dot` of float32 does not round its operands to TF32. Still missing, and an error in
+the kernel: libdevice and inline assembly, and in Triton 3.4 and 3.6 `tl.dot_scaled`.
 """
 
 from __future__ import annotations
@@ -140,11 +141,10 @@ def _encode(values: np.ndarray, fmt: _Format, toward_zero: bool = False) -> np.n
     # A significand that rounded up to the next power of two carries into the exponent by itself.
     code = ((unit - lowest) << uint(fmt.mantissa)) + kept
 
-    too_large = code > uint(fmt.largest)
+    beyond: Any = uint(fmt.overflow)
     if toward_zero:
-        code = np.where(too_large & (magnitude < infinity), uint(fmt.largest), code)
-        too_large = code > uint(fmt.largest)
-    code = np.where(too_large, uint(fmt.overflow), code)
+        beyond = np.where(magnitude < infinity, uint(fmt.largest), beyond)
+    code = np.where(code > uint(fmt.largest), beyond, code)
     code |= (bits >> uint(width - 1)) * uint(fmt.sign)
     return np.where(magnitude > infinity, uint(fmt.nan), code).astype(fmt.storage)
 
@@ -219,7 +219,7 @@ class _Correction:
     build: Callable[[Any, Any], Callable]
     """The replacement, from the module and the original."""
     adds: bool
-    """Whether the attribute may be missing, as it is in older releases."""
+    """Whether it may be put where there is none; else a missing attribute is not understood."""
 
     def holds(self, interpreter: Any) -> bool:
         try:
@@ -483,7 +483,7 @@ def _probe_dot_scaled(lab: _Lab) -> bool:
     )
 
 
-@_corrects("InterpreterBuilder.create_dot_scaled", _probe_dot_scaled, adds=True)
+@_corrects("InterpreterBuilder.create_dot_scaled", _probe_dot_scaled)
 def _create_dot_scaled(interpreter: Any, original: Any) -> Callable:
     def operand(handle: Any, scale: Any, is_e2m1: bool, k_pack: bool, is_rhs: bool) -> np.ndarray:
         """Float32 values [..., rows, K], each multiplied by the scale of its group along K."""
@@ -612,8 +612,9 @@ def _probe_index(lab: _Lab) -> bool:
     class Tensor:
         handle = lab.f32(3)
 
-    scope = lab.interpreter._LangPatchScope()
-    lab.interpreter._patch_lang_tensor(Tensor, scope)
+    # Up to Triton 3.4 changes to the language are not recorded in a scope.
+    scope = getattr(lab.interpreter, "_LangPatchScope", None)
+    lab.interpreter._patch_lang_tensor(Tensor, *([scope()] if scope else []))
     return operator.index(Tensor()) == 3  # type: ignore[arg-type]
 
 
@@ -621,8 +622,8 @@ def _probe_index(lab: _Lab) -> bool:
 def _patch_lang_tensor(interpreter: Any, original: Any) -> Callable:
     """Scalars as loop bounds: numpy 2.4 refuses int() of an array of one element."""
 
-    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+    def patch_lang_tensor(tensor: Any, *scope: Any) -> None:
+        original(tensor, *scope)  # The scope remembers what to put back after the launch.
+        tensor.__index__ = lambda self: int(self.handle.data.item())
 
     return patch_lang_tensor

@@ -6,6 +6,7 @@ that an evaluation can say under which protection it ran.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -120,10 +121,8 @@ def limit(limits: dict[str, int], layers: Layers) -> None:
         wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (wanted, wanted))
     layers["rlimits"] = True
-    try:
+    with contextlib.suppress(OSError):  # A hint for the kernel, not a protection.
         _write("/proc/self/oom_score_adj", "1000")
-    except OSError:
-        pass  # A preference for the kernel's choice of victim, not a protection.
 
 
 def descendants(pid: int) -> list[int]:
@@ -214,7 +213,9 @@ def _set_read_only(path: str, read_only: bool, *, recursive: bool) -> None:
     set_, clear = (_MOUNT_ATTR_RDONLY, 0) if read_only else (0, _MOUNT_ATTR_RDONLY)
     attributes = (ctypes.c_uint64 * 4)(set_, clear, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
-    if _libc.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, attributes, ctypes.sizeof(attributes)):
+    if _libc.syscall(
+        _SYS_MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, attributes, ctypes.sizeof(attributes)
+    ):
         _raise(f"mount_setattr {path}")
 
 

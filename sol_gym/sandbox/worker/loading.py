@@ -25,14 +25,18 @@ def load(message: dict[str, Any]) -> tuple[Callable, bool]:
     if binding == "torch":
         function = getattr(_extension(message["library"]), message["entry_function"], None)
     else:
-        function = getattr(_module(message["dir"], message["entry_file"]), message["entry_function"], None)
+        function = getattr(
+            _module(message["dir"], message["entry_file"]), message["entry_function"], None
+        )
     if not callable(function):
         raise LoadError(
             f"{message['entry_file']} defines no function {message['entry_function']!r}; "
             "the entry point must be a module-level function"
         )
     dps = message["dps"]
-    return function, told_from_signature(function, n_inputs, n_outputs) if dps is None else bool(dps)
+    return function, told_from_signature(function, n_inputs, n_outputs) if dps is None else bool(
+        dps
+    )
 
 
 def told_from_signature(function: Callable, n_inputs: int, n_outputs: int) -> bool:
@@ -96,7 +100,9 @@ def _c_function(message: dict[str, Any]) -> Callable:
     try:
         raw = getattr(library, message["entry_function"])
     except AttributeError:
-        raise LoadError(f'{message["entry_file"]} exports no extern "C" function {message["entry_function"]!r}') from None
+        raise LoadError(
+            f'{message["entry_file"]} exports no extern "C" function {message["entry_function"]!r}'
+        ) from None
     raw.restype = None
     on_gpu = message["device"] == "cuda"
     axes: list[int] = []

@@ -133,9 +133,13 @@ class Session:
         if self.on_gpu:
             from . import cuda
 
-            self.arena = cuda.as_bytes(cuda.open_handle(bytes.fromhex(message["handle"])), message["bytes"])
+            self.arena = cuda.as_bytes(
+                cuda.open_handle(bytes.fromhex(message["handle"])), message["bytes"]
+            )
         else:
-            self.arena = torch.frombuffer(mmap.mmap(self.arena_fd, message["bytes"]), dtype=torch.uint8)  # type: ignore[arg-type]
+            self.arena = torch.frombuffer(
+                mmap.mmap(self.arena_fd, message["bytes"]), dtype=torch.uint8
+            )  # type: ignore[arg-type]
         return {"ok": True}
 
     def on_bind(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -149,12 +153,16 @@ class Session:
             self.block = self.arena[start : start + message["output_bytes"]]
         self.sets = [
             [
-                message["scalars"][i][spec["name"]] if spec["scalar"] else _view(self.arena, spec, i)
+                message["scalars"][i][spec["name"]]
+                if spec["scalar"]
+                else _view(self.arena, spec, i)
                 for spec in message["inputs"]
             ]
             for i in range(message["n"])
         ]
-        self.targets = [[_view(self.block, spec, i) for spec in self.specs] for i in range(message["n"])]
+        self.targets = [
+            [_view(self.block, spec, i) for spec in self.specs] for i in range(message["n"])
+        ]
         if hasattr(self.run, "axes"):
             self.run.axes[:] = message["axes"]
         return {"ok": True, "handle": self.block_handle}
@@ -204,21 +212,36 @@ class Session:
         if isinstance(returned, dict):
             names = [spec["name"] for spec in self.specs]
             if set(returned) != set(names):
-                raise WrongOutput("shape", f"run returned a dict with {sorted(map(str, returned))}, expected {names}")
+                raise WrongOutput(
+                    "shape",
+                    f"run returned a dict with {sorted(map(str, returned))}, expected {names}",
+                )
             returned = [returned[name] for name in names]
         outputs = list(returned) if isinstance(returned, tuple | list) else [returned]
         if len(outputs) != len(self.specs):
-            raise WrongOutput("shape", f"run returned {len(outputs)} outputs, expected {len(self.specs)}")
+            raise WrongOutput(
+                "shape", f"run returned {len(outputs)} outputs, expected {len(self.specs)}"
+            )
         for spec, output in zip(self.specs, outputs, strict=True):
             name = spec["name"]
             if not isinstance(output, torch.Tensor):
-                raise WrongOutput("shape", f"output {name!r} is {type(output).__name__}, expected a tensor")
+                raise WrongOutput(
+                    "shape", f"output {name!r} is {type(output).__name__}, expected a tensor"
+                )
             if list(output.shape) != spec["shape"]:
-                raise WrongOutput("shape", f"output {name!r} has shape {list(output.shape)}, expected {spec['shape']}")
+                raise WrongOutput(
+                    "shape",
+                    f"output {name!r} has shape {list(output.shape)}, expected {spec['shape']}",
+                )
             if output.dtype is not getattr(torch, spec["dtype"]):
-                raise WrongOutput("dtype", f"output {name!r} has dtype {output.dtype}, expected torch.{spec['dtype']}")
+                raise WrongOutput(
+                    "dtype",
+                    f"output {name!r} has dtype {output.dtype}, expected torch.{spec['dtype']}",
+                )
             if output.device.type != self.arena.device.type:
-                raise WrongOutput("shape", f"output {name!r} is on {output.device}, expected {self.arena.device}")
+                raise WrongOutput(
+                    "shape", f"output {name!r} is on {output.device}, expected {self.arena.device}"
+                )
         return outputs
 
     def _synchronize(self) -> None:
@@ -267,7 +290,9 @@ class Session:
             made, graph = self._capture([index], copy=mode == "graph+copy")
             self.graphs.append(graph)
             outputs += made
-        for graph in self.graphs:  # The first launch of a graph uploads it; that is not the kernel's time.
+        for (
+            graph
+        ) in self.graphs:  # The first launch of a graph uploads it; that is not the kernel's time.
             graph.replay()
         torch.cuda.synchronize()
         if self.dps or mode == "graph+copy":
@@ -302,7 +327,12 @@ class Session:
             row = []
             for output in made:
                 pointer = output.data_ptr()
-                if type(output).__name__ not in ("Tensor", "Parameter") or not output.is_contiguous() or output.is_neg() or output.is_conj():
+                if (
+                    type(output).__name__ not in ("Tensor", "Parameter")
+                    or not output.is_contiguous()
+                    or output.is_neg()
+                    or output.is_conj()
+                ):
                     return {"ok": True, "copy": "an output is not a plain contiguous tensor"}
                 if pointer in seen:
                     return {"ok": True, "copy": "calls return the same buffer"}
@@ -395,7 +425,11 @@ def _view(memory: Any, spec: dict[str, Any], index: int) -> Any:
     import torch
 
     start = spec["offset"] + index * spec["stride"]
-    return memory[start : start + spec["bytes"]].view(getattr(torch, spec["dtype"])).view(spec["shape"])
+    return (
+        memory[start : start + spec["bytes"]]
+        .view(getattr(torch, spec["dtype"]))
+        .view(spec["shape"])
+    )
 
 
 def _raw(tensor: Any) -> Any:

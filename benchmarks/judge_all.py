@@ -1,0 +1,84 @@
+"""Judge references and hand-written kernels on all workloads; writes a Markdown table and JSONL.
+
+python benchmarks/judge_all.py --what references|kernels [--only TEXT] [--timeout S] --out FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from sol_gym.evaluate import Evaluator
+from sol_gym.problems import list_ids, load, resolve
+from sol_gym.solution import Solution, load_solution
+from sol_gym.store import Store
+
+_KERNELS = Path(__file__).parent / "kernels"
+_SUBSETS = {"l1": "L1", "l2": "L2", "quant": "Quant", "fib": "FIB"}
+
+
+def jobs(what: str) -> list[tuple[str, str, Solution]]:
+    """(problem id, label, solution)."""
+    if what == "references":
+        return [
+            (
+                name,
+                "reference",
+                Solution.from_text(load(name).reference, name="reference", language="pytorch"),
+            )
+            for name in list_ids()
+        ]
+    found = []
+    for file in sorted(_KERNELS.iterdir()):
+        if file.suffix in (".py", ".cu"):
+            subset, number, *_ = file.stem.split("_")
+            found.append((resolve(f"{_SUBSETS[subset]}/{number}"), file.name, load_solution(file)))
+    return found
+
+
+def main() -> None:
+    """Judge, print a line each, write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--what", choices=["references", "kernels"], required=True)
+    parser.add_argument("--only", default="", help="Comma-separated parts of names.")
+    parser.add_argument("--timeout", type=float, default=300.0)
+    parser.add_argument("--no-scoring", action="store_true", help="No bounds, no baseline.")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    store = Store(arguments.out / f"{arguments.what}.jsonl")
+    lines = [
+        "| problem | solution | workloads | status | score | geomean T_b/T_k | seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    with Evaluator() as evaluator:
+        for problem_id, label, solution in jobs(arguments.what):
+            wanted = arguments.only.split(",")
+            if not any(part in f"{problem_id} {label}" for part in wanted):
+                continue
+            start = time.perf_counter()
+            evaluation = evaluator.evaluate(
+                problem_id, solution, timeout_s=arguments.timeout, scoring=not arguments.no_scoring
+            )
+            seconds = time.perf_counter() - start
+            store.append(evaluation)
+            good = sum(r.status == "PASSED" for r in evaluation.results)
+            score = "-" if evaluation.score is None else f"{evaluation.score:.3f}"
+            speedup = "-" if evaluation.speedup is None else f"{evaluation.speedup:.2f}"
+            total = len(load(problem_id).workloads)
+            lines.append(
+                f"| {problem_id} | {label} | {good}/{total} | {evaluation.status} | {score} | {speedup} | {seconds:.1f} |"
+            )
+            print(
+                lines[-1],
+                evaluation.message[:300].replace("\n", " ")
+                if evaluation.status != "PASSED"
+                else "",
+                flush=True,
+            )
+    (arguments.out / f"{arguments.what}.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A bound as data."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Bound(BaseModel):
+    """T_SOL of one workload on one device, and what it is made of.
+
+    No correct kernel is faster than `t_sol_ms`. It is the largest of the memory time (compulsory
+    traffic over bandwidth), the compute time of each unit, and the launch floor; all of a kernel's
+    work is assumed to overlap perfectly.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    problem: str
+    workload: str
+    """The workload's uuid."""
+    device: str
+    """Key of the device model."""
+    t_sol_ms: float = Field(gt=0)
+    bound_by: str
+    """`memory`, `launch`, or `compute:` with the unit, e.g. `compute:bf16_tc`."""
+    memory_ms: float
+    compute_ms: dict[str, float]
+    """Time of the contraction work on each unit. `fp32_fma` is shown but never binds: vector work
+    of depthwise convolutions can also be done on tensor cores, or on packed 16-bit units."""
+    launch_ms: float | None = None
+    """Time of an empty kernel, where it was measured."""
+    read_bytes: dict[str, int]
+    """Input name -> bytes any kernel has to read."""
+    write_bytes: dict[str, int]
+    """Output name (or name of an input changed in place) -> bytes any kernel has to write."""
+    work: dict[str, int]
+    """Unit -> necessary floating-point operations of contractions, 2 for a multiply-add."""
+    lane: Literal["meta", "real"]
+    """`meta` if shapes, integers and masks were enough; `real` if floating-point inputs had to be
+    drawn and computed with to know what is read."""
+    complete: bool
+    """False if something was left out for want of knowledge; the bound then holds but is loose."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """Compulsory traffic."""
+        return sum(self.read_bytes.values()) + sum(self.write_bytes.values())
+
+    @property
+    def flops(self) -> int:
+        """Contraction work on all units."""
+        return sum(self.work.values())

@@ -1,0 +1,224 @@
+"""Demand: what of a run anybody needs, backwards from what is returned or written.
+
+Operations are visited last to first. For every base the demanded part is kept; when its maker comes
+up, that part is turned into demands on the maker's arguments, and what is demanded of the inputs in
+the end is what any kernel has to read. Operations that nobody demands are dead and cost nothing;
+elements known to be constant are not demanded at all. An overwrite ends the demand for what was
+there before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .contents import Contents
+from .dependence import Context, needs, written_region
+from .facts import Facts
+from .region import Region
+from .trace import Control, Node, Trace, Value
+from .work import Demand, Work, contract, is_contraction
+
+_SIXTEEN_BITS_OR_LESS = 2
+_LINEAR_MASKING = frozenset(("mul", "masked_fill", "where", "tril", "triu"))
+
+
+@dataclass
+class Outcome:
+    """What a run demands."""
+
+    read: dict[str, Region]
+    """Input name -> the part of it that must be read."""
+    written: dict[str, Region]
+    """Input name -> the part of it that the reference changes in place."""
+    work: list[Work]
+    notes: list[str] = field(default_factory=list)
+    """Why the demand may be less than the truth, where it may be."""
+
+
+def find_demand(trace: Trace, facts: Facts, contents: Contents) -> Outcome:
+    """Run the demand pass.
+
+    Args:
+        trace: the recorded run.
+        facts: about the same run.
+        contents: where real values of indices come from.
+    """
+    return _Pass(trace, facts, contents).run()
+
+
+class _Pass:
+    def __init__(self, trace: Trace, facts: Facts, contents: Contents) -> None:
+        self._trace = trace
+        self._facts = facts
+        self._contents = contents
+        self._context = Context(facts, contents)
+        self._wanted: dict[int, Demand] = {}
+        self._work: list[Work] = []
+        self._notes: dict[str, None] = {}
+
+    def run(self) -> Outcome:
+        written = self._written_inputs()
+        for value in self._trace.outputs:
+            self._want(value, _firm(Region.full(value.shape), _is_wide(value)))
+        inputs = {n: v.base for n, v in self._trace.inputs.items()}
+        for name, region in written.items():
+            base = inputs[name]
+            self._want(Value(base, base.shape, base.dtype), _firm(region, True))
+        for step in reversed(self._trace.steps):
+            if isinstance(step, Control):
+                value = step.value
+                self._want(value, _firm(Region.full(value.shape), True))
+            else:
+                self._visit(step)
+        read = {}
+        for name, base in inputs.items():
+            demand = self._wanted.get(id(base))
+            read[name] = demand.region if demand else Region.empty(base.shape)
+        for name, region in read.items():
+            if not region.exact:
+                self._note(f"input {name!r}: some of what is read could not be followed")
+        if self._contents.stand_ins:
+            self._note("which elements a top-k picks was not computed; the fewest are assumed")
+        return Outcome(read, written, self._work, list(self._notes))
+
+    def _written_inputs(self) -> dict[str, Region]:
+        """What the reference changes of its inputs."""
+        names = {id(v.base): n for n, v in self._trace.inputs.items()}
+        written: dict[str, Region] = {}
+        for step in self._trace.steps:
+            for value in step.written if isinstance(step, Node) else ():
+                if name := names.get(id(value.base)):
+                    part = self._changed(step, value)
+                    old = written.get(name, Region.empty(value.base.shape))
+                    written[name] = old.union(value.to_base(part))
+        return written
+
+    def _changed(self, node: Node, value: Value) -> Region:
+        if node.pointwise:
+            return Region.full(value.shape)
+        return written_region(self._context, node, value)
+
+    # ---- One operation -----------------------------------------------------------------------
+
+    def _visit(self, node: Node) -> None:
+        demands: dict[int, Demand] = {}
+        for i, out in enumerate(node.outs):
+            if out is not None and (demand := self._take(node, out)) is not None:
+                demands[i] = demand
+        for i, value in enumerate(node.written):
+            if not any(value is out for out in node.outs):
+                demand = self._take(node, value)
+                if demand is not None:
+                    demands[i] = demand
+        if not demands:
+            return
+        total = Demand(
+            region=next(iter(demands.values())).region,
+            firm=next(iter(demands.values())).firm,
+            share=min(d.share for d in demands.values()),
+            full_precision=any(d.full_precision for d in demands.values()),
+        )
+        if is_contraction(node):
+            found, work = contract(self._facts, node, total)
+            if work is not None:
+                self._work.append(work)
+                if not work.exact:
+                    self._note(f"{node}: products with elements that may be masked are not counted")
+            for value, region in found:
+                self._want(value, _firm(region, total.full_precision))
+            return
+        wanted = {i: d.region for i, d in demands.items()}
+        found_needs = needs(self._context, node, wanted)
+        if found_needs is None:
+            self._note(f"{node}: no rule for this operation; what it needs is not counted")
+            return
+        firm = {i: d.firm for i, d in demands.items()}
+        if all(firm[i] is wanted[i] for i in wanted):
+            for value, region in found_needs:
+                self._pass_on(node, value, region, region, total)
+            return
+        firm_needs = needs(self._context, node, firm)
+        assert firm_needs is not None
+        for (value, region), (_, sure) in zip(found_needs, firm_needs, strict=True):
+            self._pass_on(node, value, region, sure, total)
+
+    def _pass_on(
+        self, node: Node, value: Value, region: Region, firm: Region, total: Demand
+    ) -> None:
+        """Demand on an argument, weakened where a mask lies between it and the result."""
+        share = total.share
+        if node.name.rstrip("_") in _LINEAR_MASKING and node.written == []:
+            own = self._facts.at(node, value)
+            out = node.outs[0]
+            assert out is not None
+            result = self._facts.of(out, 0)
+            if own.linear and result.scan and not own.scan:
+                firm = Region.empty(firm.shape)
+            if result.density == 0.0 < own.density:
+                firm = Region.empty(firm.shape, exact=False)
+            elif own.density > 0.0:
+                share *= min(1.0, result.density / own.density)
+        self._want(value, Demand(region, firm, share, total.full_precision))
+
+    def _take(self, node: Node, out: Value) -> Demand | None:
+        """The demand on a result, which ends here unless the operation only changed it."""
+        base = out.base
+        demand = self._wanted.get(id(base))
+        if demand is None:
+            return None
+        made_here = base.makers[0] is node
+        if not made_here and not any(out is w for w in node.written):
+            return None
+        version = 0 if made_here else node.version_of(out) + 1
+        live = self._facts.of(out, version).live
+        region = out.from_base(demand.region).intersect(live)
+        firm = (
+            region if demand.firm is demand.region else out.from_base(demand.firm).intersect(live)
+        )
+        if made_here:
+            del self._wanted[id(base)]
+        else:
+            self._overwrite(node, out, demand)
+        if not region and region.exact:
+            return None
+        narrow = out.dtype.is_floating_point and out.dtype.itemsize <= _SIXTEEN_BITS_OR_LESS
+        return Demand(region, firm, demand.share, demand.full_precision and not narrow)
+
+    def _overwrite(self, node: Node, out: Value, demand: Demand) -> None:
+        """End the demand for what an in-place operation replaces."""
+        if out.opaque:
+            gone = Region.full(out.base.shape)
+        else:
+            gone = out.to_base(written_region(self._context, node, out))
+        if gone:
+            self._wanted[id(out.base)] = demand._replace(
+                region=demand.region.subtract(gone), firm=demand.firm.subtract(gone)
+            )
+
+    def _want(self, value: Value, demand: Demand) -> None:
+        """Add to the demand on a base."""
+        region = value.to_base(demand.region)
+        firm = region if demand.firm is demand.region else value.to_base(demand.firm)
+        old = self._wanted.get(id(value.base))
+        if old is None:
+            self._wanted[id(value.base)] = demand._replace(region=region, firm=firm)
+            return
+        both = old.region.union(region)
+        same = old.firm is old.region and firm is region
+        self._wanted[id(value.base)] = Demand(
+            region=both,
+            firm=both if same else old.firm.union(firm),
+            share=min(old.share, demand.share),
+            full_precision=old.full_precision or demand.full_precision,
+        )
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
+
+
+def _firm(region: Region, full_precision: bool) -> Demand:
+    return Demand(region, region, 1.0, full_precision)
+
+
+def _is_wide(value: Value) -> bool:
+    return value.dtype.itemsize > _SIXTEEN_BITS_OR_LESS or not value.dtype.is_floating_point

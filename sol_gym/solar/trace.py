@@ -1,0 +1,180 @@
+"""The recorded run of a reference: operations in program order over values and their memory.
+
+A `Value` is a tensor the reference saw. It lies in a `Base`, the memory some operation allocated,
+and reaches it through a chain of view steps; so two views of one buffer alias, and an in-place
+operation on one is seen by the other. Every write makes a new version of a base.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .region import Region
+from .terms import Shape
+from .views import Step
+
+
+@dataclass(eq=False)
+class Base:
+    """Memory of one allocation, in the shape of the tensor it was made for."""
+
+    shape: Shape
+    dtype: torch.dtype
+    makers: list[Node | None]
+    """The operation that made each version; None where it came from outside."""
+    input_name: str | None = None
+    """The problem's input it is, if it is one."""
+    draw: Callable[[], Tensor] | None = None
+    """Makes the first version's real values, where it came from outside."""
+    steering: bool = False
+    """Whether it is a floating-point input whose values only mask."""
+    contents: dict[int, Tensor] = field(default_factory=dict)
+    """Version -> real values, as far as somebody asked; never changed in place."""
+    keep: Tensor | None = None
+    """Keeps the meta tensor alive, so that its storage stays unique."""
+
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return len(self.makers) - 1
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor: a base, or a view of another value."""
+
+    base: Base
+    shape: Shape
+    dtype: torch.dtype
+    source: Value | None = None
+    step: Step | None = None
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def chain(self) -> Iterator[Step]:
+        """The steps from this value to its base."""
+        value: Value | None = self
+        while value is not None and value.step is not None:
+            yield value.step
+            value = value.source
+
+    @property
+    def opaque(self) -> bool:
+        """Whether a step on the way to the base has no rule."""
+        return any(step.opaque for step in self.chain)
+
+    def to_base(self, region: Region) -> Region:
+        """The elements of the base that a region of this value is."""
+        for step in self.chain:
+            region = step.to_source(region)
+        return region
+
+    def from_base(self, region: Region) -> Region:
+        """The elements of this value that are in a region of its base."""
+        for step in reversed(list(self.chain)):
+            region = step.from_source(region)
+        return region
+
+    def of_base(self, tensor: Tensor) -> Tensor:
+        """This view of a real tensor that has the base's shape and type."""
+        for step in reversed(list(self.chain)):
+            tensor = step.replay(tensor)
+        return tensor
+
+
+@dataclass(eq=False)
+class Node:
+    """One operation that was run, other than a view."""
+
+    name: str
+    """E.g. `mm`, `add_`."""
+    overload: str
+    call: Callable[..., Any]
+    """The operation; takes all arguments by name."""
+    args: dict[str, Any]
+    """All arguments by name, defaults included; tensors are Values."""
+    inputs: list[Value]
+    """Tensor arguments, in order."""
+    versions: list[int]
+    """The version of each input's base that the operation saw."""
+    written: list[Value]
+    """Arguments that the operation changes."""
+    outs: list[Value | None]
+    """Results, in order; an in-place operation returns the value it wrote."""
+    pointwise: bool
+    random: bool
+    position: int
+    """Place in program order."""
+
+    @property
+    def fresh(self) -> list[Value]:
+        """Results in memory of their own."""
+        return [o for o in self.outs if o is not None and o.base.makers[0] is self]
+
+    def version_of(self, value: Value) -> int:
+        """The version of an argument's base that the operation saw."""
+        return self._seen[id(value)]
+
+    @cached_property
+    def _seen(self) -> dict[int, int]:
+        return {id(v): n for v, n in zip(self.inputs, self.versions, strict=True)}
+
+    def __str__(self) -> str:
+        return f"{self.name}.{self.overload}"
+
+
+@dataclass(eq=False)
+class Control:
+    """Values that the reference read to decide what to do (`.item()`, `.tolist()`)."""
+
+    value: Value
+    version: int
+
+
+@dataclass
+class Trace:
+    """A whole run."""
+
+    inputs: dict[str, Value]
+    """Tensor inputs by name."""
+    outputs: list[Value]
+    """What was returned, in order."""
+    steps: list[Node | Control]
+    """What happened, in program order; views are not listed, for they do nothing."""
+
+
+def values_in(item: Any) -> Iterator[Value]:
+    """All Values in nested lists, tuples and dictionaries, in order."""
+    if isinstance(item, Value):
+        yield item
+    elif isinstance(item, list | tuple):
+        for part in item:
+            yield from values_in(part)
+    elif isinstance(item, dict):
+        for part in item.values():
+            yield from values_in(part)
+
+
+def map_values(function: Callable[[Value], Any], item: Any) -> Any:
+    """`item` with every Value in nested lists and tuples replaced."""
+    if isinstance(item, Value):
+        return function(item)
+    if isinstance(item, list | tuple):
+        return type(item)([map_values(function, part) for part in item])
+    return item

@@ -1,0 +1,79 @@
+import pytest
+
+from sol_gym.sandbox.timing import Calibration, Measured, Plan, sets_for, timing_from
+
+PLAN = Plan()
+
+
+def measured(judge, own, n=100, singles=()):
+    return Measured(n_sets=n, mode="graph", judge_s=judge, reported_s=own, singles_s=list(singles))
+
+
+def test_an_honest_time_is_the_workers_own():
+    timing = timing_from(
+        measured([0.0103] * 5, [0.010] * 5), Calibration(overhead_s=0.0003), PLAN, 0.01
+    )
+    assert timing.t_k_ms == pytest.approx(0.1)
+    assert timing.marks == []
+
+
+def test_a_lie_gains_no_more_than_the_overhead():
+    timing = timing_from(
+        measured([0.0103] * 5, [0.0] * 5), Calibration(overhead_s=0.0004), PLAN, 0.01
+    )
+    assert timing.t_k_ms == pytest.approx((10.3 - 0.4) / 100)
+    assert any("disagree" in mark for mark in timing.marks)
+
+
+def test_single_requests_expose_work_moved_between_calls():
+    singles = [25e-6] * 40
+    timing = timing_from(
+        measured([0.0005] * 5, [0.0002] * 5, singles=singles),
+        Calibration(0.0003, 10e-6),
+        PLAN,
+        0.01,
+    )
+    assert timing.t_k_ms == pytest.approx(15e-3 - 0.5e-3)
+    assert any("single calls" in mark for mark in timing.marks)
+
+
+def test_honest_single_requests_raise_nothing():
+    singles = [13e-6] * 40
+    timing = timing_from(
+        measured([0.0006] * 5, [0.0003] * 5, singles=singles),
+        Calibration(0.0003, 10.2e-6),
+        PLAN,
+        0.0003,
+    )
+    assert timing.t_k_ms == pytest.approx(3e-3)
+
+
+def test_the_median_repeat_counts_and_the_spread_is_told():
+    timing = timing_from(measured([0.0] * 3, [0.010, 0.011, 0.030]), Calibration(), PLAN, 0.0)
+    assert timing.t_k_ms == pytest.approx(0.11)
+    assert timing.spread == pytest.approx((0.030 - 0.010) / 0.011)
+
+
+def test_short_batches_are_marked():
+    timing = timing_from(measured([0.001] * 5, [0.001] * 5), Calibration(), PLAN, 0.01)
+    assert any("shorter" in mark for mark in timing.marks)
+
+
+def test_calibration_takes_the_largest_honest_overhead_and_handshake():
+    fast = measured([0.0102, 0.0104], [0.010, 0.010], n=1000, singles=[21e-6] * 5)
+    slow = measured([0.0105, 0.0103], [0.010, 0.010], n=1000, singles=[22e-6] * 5)
+    calibration = Calibration.from_honest([fast, slow])
+    assert calibration.overhead_s == pytest.approx(0.0005)
+    assert calibration.handshake_s == pytest.approx(12e-6)
+
+
+@pytest.mark.parametrize(("per_call", "expected"), [(1e-3, 10), (1e-6, 256), (1.0, 1), (0.0, 256)])
+def test_a_batch_is_filled_up_to_the_most_sets(per_call, expected):
+    assert sets_for(per_call, 0.01, 256) == expected
+
+
+def test_only_a_part_of_the_pool_is_asked_for():
+    assert PLAN.asks(1e-6, 1000) == PLAN.max_asks
+    assert PLAN.asks(1e-6, 8) == 4
+    assert PLAN.asks(0.1, 1000) == PLAN.min_asks
+    assert PLAN.asks(0.1, 1) == 1
