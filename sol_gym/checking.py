@@ -52,10 +52,12 @@ def check_workload(problem: Problem, workload: Workload, reference: Reference) -
     device = torch.device("cpu")
     outputs = problem.outputs(workload)
     first = InputMaker(problem, workload, device, seed=1).draw()
-    kept = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in first.items()}
+    tensors = {k: v.clone() for k, v in first.items() if isinstance(v, torch.Tensor)}
+    kept = {**first, **tensors}
     results = [r.clone() for r in reference(list(first.values()), outputs)]
-    for name, value in first.items():
-        if isinstance(value, torch.Tensor) and not _same_bytes(value, kept[name]):
+    for name, before in tensors.items():
+        after = first[name]
+        if isinstance(after, torch.Tensor) and not _same_bytes(after, before):
             yield f"the reference changes its input {name!r}"
     again = reference(list(kept.values()), outputs)
     for spec, a, b in zip(outputs.values(), again, results, strict=True):

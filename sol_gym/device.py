@@ -72,16 +72,17 @@ class Device(BaseModel):
 
         Args:
             unit: `nvfp4_tc`, `fp8_tc`, `fp16_tc`, `bf16_tc`, `tf32_tc` (tensor cores), `fp32_fma`
-                and `fp64` (vector units), or `fp32`: any way that is as accurate as float32, be it
-                FMA units, three passes of TF32 or six of bfloat16 (the precision modes `x3` of
-                CUTLASS' 3xTF32 and `bf16x6` of XLA and Triton).
+                and `fp64` (vector units), or `fp32`: any way that is as accurate as float32. That
+                is FMA units, three passes of TF32 or of scaled float16 halves (Ootomo and Yokota,
+                "Recovering single precision accuracy from Tensor Cores", 2022), or six passes of
+                bfloat16 (the mode `bf16x6` of XLA and Triton).
 
         Raises:
             DeviceError: there is no such unit.
         """
         peak = self.peak_flops
         if unit == "fp32":
-            return max(peak["fp32"], peak["tf32"] / 3, peak["bf16"] / 6)
+            return max(peak["fp32"], peak["tf32"] / 3, peak["fp16"] / 3, peak["bf16"] / 6)
         name = {"fp32_fma": "fp32"}.get(unit, unit.removesuffix("_tc"))
         if name not in peak:
             raise DeviceError(f"{self.key} has no unit {unit!r}; its classes are {', '.join(peak)}")

@@ -522,12 +522,19 @@ def export_problem(problem: Problem, folder: str | Path) -> Path:
     """Write a problem in the public layout (reference embedded and beside it); returns the folder."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    definition = problem.definition.model_dump(mode="json", exclude_unset=True)
+    definition = _without_nulls(problem.definition.model_dump(mode="json"))
     (folder / "definition.json").write_text(json.dumps(definition, indent=2) + "\n")
     (folder / "reference.py").write_text(problem.reference)
-    lines = [json.dumps(w.model_dump(mode="json", exclude_unset=True)) for w in problem.workloads]
+    lines = [json.dumps(_without_nulls(w.model_dump(mode="json"))) for w in problem.workloads]
     (folder / "workload.jsonl").write_text("\n".join(lines) + "\n")
     return folder
+
+
+def _without_nulls(value: Any) -> Any:
+    """JSON data without fields that say nothing; a shape of null says that it is a scalar."""
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None or k == "shape"}
+    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
 
 
 def iter_problem_folders(root: str | Path) -> Iterator[Path]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 
+# Before torch is imported: threads that spin at barriers slow each other down on a shared machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
 import pytest
 
 from sol_gym.problem import (

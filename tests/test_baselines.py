@@ -71,7 +71,10 @@ def test_rows_carry_what_produced_them(table):
 def test_lookup_is_by_the_content_that_was_measured(table):
     root = table(row(), row(workload="w1", workload_hash="1" * 16, t_b_ms=0.5))
     found = lookup("h200", root=root)
-    assert {key: b.t_b_ms for key, b in found.items()} == {row()["workload_hash"]: 0.25, "1" * 16: 0.5}
+    assert {key: b.t_b_ms for key, b in found.items()} == {
+        row()["workload_hash"]: 0.25,
+        "1" * 16: 0.5,
+    }
 
 
 def test_a_later_row_replaces_an_earlier_one(table):

@@ -43,11 +43,8 @@ def demo(device: str, problem: str) -> None:
         chosen = as_problem(problem, None, evaluator.device)
         evaluations = []
         for label, solution in entries(evaluator.device.key, chosen.reference):
-            evaluation = evaluator.evaluate(
-                chosen,
-                solution,
-                on_progress=lambda s, d, t, label=label: update(f"{label}: {s}", d, t),
-            )
+            update(label, 0, 1)
+            evaluation = evaluator.evaluate(chosen, solution, on_progress=update)
             evaluations.append(evaluation)
             # The largest workload stands for the problem; the score is over all of them.
             result = max(evaluation.results, key=lambda r: r.t_b_ms or 0.0, default=None)

@@ -223,17 +223,19 @@ def as_problem(
     problem: Problem | str | Path, profile: ProfileName | None, device: Device
 ) -> Problem:
     """The problem meant, with the workload profile that suits the device unless one is given."""
-    if not isinstance(problem, Problem):
-        if isinstance(problem, Path) or os.path.isdir(problem) or str(problem).endswith(".json"):
-            problem = load_problem(problem)
-        else:
-            from ..problems import load
-
-            problem = load(problem)
+    chosen = problem if isinstance(problem, Problem) else _found(problem)
     if profile is None:
-        smoke = device.key == "cpu" and problem.pack is not None and problem.pack.smoke is not None
-        profile = "smoke" if smoke and problem.profile == "full" else problem.profile
-    return problem.with_profile(profile)
+        smoke = device.key == "cpu" and chosen.pack is not None and chosen.pack.smoke is not None
+        profile = "smoke" if smoke and chosen.profile == "full" else chosen.profile
+    return chosen.with_profile(profile)
+
+
+def _found(name: str | Path) -> Problem:
+    if isinstance(name, Path) or os.path.isdir(name) or name.endswith(".json"):
+        return load_problem(name)
+    from ..problems import load
+
+    return load(name)
 
 
 def as_solution(solution: Solution | str | Path) -> Solution:

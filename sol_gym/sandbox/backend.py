@@ -95,6 +95,9 @@ class CpuBackend(Backend):
 
     def __init__(self, device: Device):
         super().__init__(device)
+        # Half of the cores: with all of them, every small operation waits for a thread that a busy
+        # machine does not run (comparing half a million elements took 0.36 s instead of 0.02 s).
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
         self._flush_buffer: torch.Tensor | None = None
 
     def arena(self) -> HostArena:

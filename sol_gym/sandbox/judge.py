@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import shutil
 import tempfile
 import time
@@ -28,7 +29,7 @@ from ..solution import Solution
 from .backend import backend_for
 from .build import BuildCache, FlagRefused, binding_of, checked_flags
 from .correctness import Comparison
-from .process import Limits, Worker, WorkerGone, Zygote
+from .process import Limits, Worker, WorkerGone, Zygote, remove_tree
 from .reference import InvalidReference, Reference
 from .series import NotCapturable, Series, Verdict, decide
 from .timing import Calibration, Measured, Plan, timing_from
@@ -36,6 +37,7 @@ from .worker import wire
 
 Progress = Callable[[str, int, int], None]
 _BUILD_TIMEOUT_S = 240.0
+_SCRATCH = "sol_gym-judge-"
 
 
 @dataclass
@@ -93,9 +95,8 @@ class Judge:
             )
         self.zygote = Zygote(on_gpu=device.key != "cpu")
         try:
-            self.scratch = Path(
-                tempfile.mkdtemp(prefix="sol_gym-", dir=tempfile.gettempdir())
-            ).resolve()
+            remove_abandoned_scratch()
+            self.scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")).resolve()
             self.backend = backend_for(device)
         except BaseException:
             self.zygote.close()
@@ -445,6 +446,19 @@ class _Run:
             self.outcome.stages_s[name] = (
                 self.outcome.stages_s.get(name, 0.0) + time.perf_counter() - start
             )
+
+
+def remove_abandoned_scratch() -> None:
+    """Remove scratch folders of judges that were killed before they could do so themselves."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        pid = path.name.removeprefix(_SCRATCH).split("-")[0]
+        with contextlib.suppress(OSError):
+            if (
+                pid.isdigit()
+                and not Path("/proc", pid).exists()
+                and path.lstat().st_uid == os.getuid()
+            ):
+                remove_tree(path)
 
 
 def own_folders() -> list[str]:

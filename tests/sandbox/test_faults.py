@@ -178,5 +178,16 @@ def test_without_namespaces_orphans_are_found_too(judge, toy):
     assert "pid_ns" not in outcome.isolation
 
 
-def test_no_temporary_folder_of_a_dead_judge_is_used(judge):
+def test_the_scratch_folder_of_a_killed_judge_is_removed_by_the_next(judge, tmp_path, monkeypatch):
+    import tempfile
+
+    from sol_gym.sandbox.judge import remove_abandoned_scratch
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, alive = tmp_path / "sol_gym-judge-4194303-x", tmp_path / f"sol_gym-judge-{os.getpid()}-x"
+    dead.mkdir()
+    alive.mkdir()
+    remove_abandoned_scratch()
+    assert not dead.exists()
+    assert alive.exists()
     assert Path(judge.scratch).is_dir()

@@ -2,7 +2,7 @@
 
 import torch
 
-answers = {}
+answers: dict[tuple[int, ...], torch.Tensor] = {}
 
 
 def run(hidden_states, weight):

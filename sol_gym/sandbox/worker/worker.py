@@ -137,6 +137,7 @@ class Session:
                 cuda.open_handle(bytes.fromhex(message["handle"])), message["bytes"]
             )
         else:
+            assert self.arena_fd is not None
             self.arena = torch.frombuffer(
                 mmap.mmap(self.arena_fd, message["bytes"]), dtype=torch.uint8
             )  # type: ignore[arg-type]
