@@ -21,6 +21,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,8 @@ def _product_rate(dtype: Any, cores: int) -> float:
         torch.set_num_threads(threads)
         for size in (256, 512, 1024):
             a = torch.ones(size, size, dtype=dtype)
-            seconds = _least_seconds(lambda a=a: a @ a, _PRODUCT_S, of_processor=threads == 1)
+            multiply = partial(torch.mm, a, a)
+            seconds = _least_seconds(multiply, _PRODUCT_S, of_processor=threads == 1)
             best = max(best, 2 * size**3 / seconds * cores / threads)
             if seconds > _PRODUCT_S / 4:
                 break  # no fast product for this type: larger ones only take longer

@@ -121,6 +121,11 @@ class InputMaker:
             if isinstance(kind, SafetensorsInput)
         }
 
+    @property
+    def recorded(self) -> dict[str, Tensor]:
+        """The recorded inputs, which are the same in all sets."""
+        return self._recorded
+
     def draw(self) -> dict[str, Tensor | Scalar]:
         """One fresh set in call order: dense tensors on the device, and Python numbers.
 

@@ -20,7 +20,8 @@ from ..problem import Problem, RandomInput, Workload
 from .bound import Bound
 from .capture import capture
 from .demand import find_demand
-from .facts import Fact, Facts, triangle
+from .fact_rules import triangle
+from .facts import Fact, Facts
 from .region import Region
 from .roofline import roofline
 from .traffic import read_bytes, write_bytes
@@ -28,9 +29,10 @@ from .work import total
 
 Precision = Literal["declared", "tolerance"]
 _REMEMBERED = 4096
-_TOLERANCE_UNITS = (("bf16_tc", 2.0**-10), ("tf32_tc", 2.0**-13))
+_TOLERANCE_UNITS = (("bf16_tc", 2.0**-10), ("fp16_tc", 2.0**-13))
 """A float32 contraction may run on a unit if the workload tolerates a quarter of the unit's own
-rounding error (2^-8 for bfloat16, 2^-11 for TF32): most elements err by less than the largest."""
+rounding error (2^-8 for bfloat16, 2^-11 for float16 and TF32): most elements err by less than the
+largest. TF32 is not listed because float16 is as precise and faster."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from .trace import Base, Control, Node, Trace, Value, map_values, values_in
 from .views import make_step
 
 _META = torch.device("meta")
+_VIEWS_IN_PLACE = frozenset(("squeeze_", "unsqueeze_", "transpose_", "t_"))
 
 
 def capture(problem: Problem, workload: Workload, *, seed: int) -> tuple[Trace, Contents]:
@@ -154,7 +155,8 @@ def _operation(func: Any) -> _Operation:
         written=tuple(
             a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
         ),
-        pointwise=torch.Tag.pointwise in tags or schema.name.split("::")[1] in ELEMENTWISE,
+        pointwise=torch.Tag.pointwise in tags
+        or schema.name.split("::")[1].rstrip("_") in ELEMENTWISE,
         random=torch.Tag.nondeterministic_seeded in tags,
         sized_by_values=torch.Tag.dynamic_output_shape in tags
         or torch.Tag.data_dependent_output in tags,
@@ -243,6 +245,8 @@ class _Recorder(TorchDispatchMode):
         args, kwargs = self._all_on_meta(args), self._all_on_meta(kwargs or {})
         if operation.name == "_local_scalar_dense":
             return self._number(args[0])
+        if operation.name in _VIEWS_IN_PLACE:
+            return self._view_in_place(func, operation, args)
         indexing = operation.name == "index" or operation.name.startswith("index_put")
         if indexing:
             args = self._with_integer_indices(args)
@@ -287,6 +291,19 @@ class _Recorder(TorchDispatchMode):
         if operation.name == "arange":
             self._value(results).base.contents[0] = made
         return results
+
+    def _view_in_place(self, func: Any, operation: _Operation, args: Sequence[Any]) -> Tensor:
+        """A tensor becomes another view of its memory; the values do not change."""
+        tensor, source = args[0], self._value(args[0])
+        name, rest = operation.name.removesuffix("_"), tuple(args[1:])
+        call = getattr(getattr(torch.ops.aten, name), operation.overload)
+        func(*args)
+        shape = tuple(tensor.shape)
+        step = make_step(
+            name, operation.overload, rest, source.shape, shape, 0, lambda t: call(t, *rest)
+        )
+        self._remember(tensor, Value(source.base, shape, tensor.dtype, source, step))
+        return tensor
 
     def _sized_by_values(self, node: Node) -> Any:
         """An operation whose result's shape, or whose Python result, depends on values."""

@@ -59,7 +59,7 @@ class Contents:
             TooExpensive: it would take more.
         """
         self._make(value.base, version, budget)
-        return value.of_base(value.base.contents[version])
+        return _seen(value, version)
 
     def if_cheap(self, value: Value, version: int) -> Tensor | None:
         """Real values if they cost next to nothing and no floating-point input is needed."""
@@ -68,7 +68,7 @@ class Contents:
         except TooExpensive:
             return None
         self._run(plan)
-        return value.of_base(value.base.contents[version])
+        return _seen(value, version)
 
     def choosing(self, value: Value, version: int) -> Tensor | None:
         """Real values of indices, with stand-ins for selections that cost too much to know."""
@@ -78,7 +78,7 @@ class Contents:
             except TooExpensive:
                 continue
             self._run(plan)
-            return value.of_base(value.base.contents[version])
+            return _seen(value, version)
         return None
 
     # ---- Planning and running ----------------------------------------------------------------
@@ -169,6 +169,12 @@ class Contents:
         indices.base.contents[0] = picked.contiguous()
         values.base.contents[0] = torch.ones(values.shape, dtype=values.dtype)
         self.stand_ins.append(str(node))
+
+
+def _seen(value: Value, version: int) -> Tensor:
+    """The real tensor that a value is, once its base's contents are there."""
+    with _disable_current_modes():  # a recorder may be active around the caller
+        return value.of_base(value.base.contents[version])
 
 
 @contextmanager

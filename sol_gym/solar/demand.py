@@ -12,8 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .contents import Contents
-from .dependence import Context, needs, written_region
+from .context import Context
+from .dependence import needs
 from .facts import Facts
+from .indexing import written_region
 from .region import Region
 from .trace import Control, Node, Trace, Value
 from .work import Demand, Work, contract, is_contraction
@@ -58,9 +60,12 @@ class _Pass:
 
     def run(self) -> Outcome:
         written = self._written_inputs()
-        for value in self._trace.outputs:
-            self._want(value, _firm(Region.full(value.shape), _is_wide(value)))
         inputs = {n: v.base for n, v in self._trace.inputs.items()}
+        there = {id(base) for base in inputs.values()}
+        for value in self._trace.outputs:
+            # What is returned of an input's own memory is there, but for what was written to it.
+            if id(value.base) not in there:
+                self._want(value, _firm(Region.full(value.shape), _is_wide(value)))
         for name, region in written.items():
             base = inputs[name]
             self._want(Value(base, base.shape, base.dtype), _firm(region, True))
@@ -86,7 +91,9 @@ class _Pass:
         names = {id(v.base): n for n, v in self._trace.inputs.items()}
         written: dict[str, Region] = {}
         for step in self._trace.steps:
-            for value in step.written if isinstance(step, Node) else ():
+            if not isinstance(step, Node):
+                continue
+            for value in step.written:
                 if name := names.get(id(value.base)):
                     part = self._changed(step, value)
                     old = written.get(name, Region.empty(value.base.shape))
@@ -96,7 +103,8 @@ class _Pass:
     def _changed(self, node: Node, value: Value) -> Region:
         if node.pointwise:
             return Region.full(value.shape)
-        return written_region(self._context, node, value)
+        region = written_region(self._context, node, value)
+        return Region.empty(value.shape, exact=False) if region is None else region
 
     # ---- One operation -----------------------------------------------------------------------
 
@@ -178,19 +186,23 @@ class _Pass:
         if made_here:
             del self._wanted[id(base)]
         else:
-            self._overwrite(node, out, demand)
+            self._overwrite(node, out, demand, live)
         if not region and region.exact:
             return None
         narrow = out.dtype.is_floating_point and out.dtype.itemsize <= _SIXTEEN_BITS_OR_LESS
         return Demand(region, firm, demand.share, demand.full_precision and not narrow)
 
-    def _overwrite(self, node: Node, out: Value, demand: Demand) -> None:
-        """End the demand for what an in-place operation replaces."""
-        if out.opaque:
-            gone = Region.full(out.base.shape)
-        else:
-            gone = out.to_base(written_region(self._context, node, out))
-        if gone:
+    def _overwrite(self, node: Node, out: Value, demand: Demand, live: Region) -> None:
+        """End the demand for what an in-place operation replaces, or makes a known constant."""
+        region = None if out.opaque else written_region(self._context, node, out)
+        if region is not None and live.exact:
+            region = region.union(Region.full(out.shape).subtract(live))
+        if region is None or not region.exact:
+            # Anything may have been replaced.
+            nothing = Region.empty(out.base.shape, exact=False)
+            self._wanted[id(out.base)] = demand._replace(region=nothing, firm=nothing)
+        elif region:
+            gone = out.to_base(region)
             self._wanted[id(out.base)] = demand._replace(
                 region=demand.region.subtract(gone), firm=demand.firm.subtract(gone)
             )

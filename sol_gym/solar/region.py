@@ -202,7 +202,7 @@ class Region:
             return _whole(tuple(n for i, n in enumerate(sizes) if keep or i not in gone), self)
         result = self
         if self.bits is not None:
-            return _of_bits(self.bits.any(axis=tuple(gone), keepdims=keep), self.exact)
+            return _of_bits(np.any(self.bits, axis=tuple(gone), keepdims=keep), self.exact)
         for d in gone:
             shape = tuple(1 if i == d else n for i, n in enumerate(result.shape))
             collected = Region.empty(shape, exact=result.exact)

@@ -70,7 +70,10 @@ def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         return shapes[0]
     rank = max(map(len, shapes))
     padded = [(1,) * (rank - len(s)) + s for s in shapes]
-    return tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True))
+    result = tuple(next((n for n in sizes if n != 1), 1) for sizes in zip(*padded, strict=True))
+    if any(n not in (1, want) for s in padded for n, want in zip(s, result, strict=True)):
+        raise ValueError(f"shapes {[list(s) for s in shapes]} do not broadcast")
+    return result
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -89,7 +92,10 @@ def _is_dense(tensor: Tensor) -> bool:
 
 def _product(left: str, right: str) -> Callable[[Arguments], Tensor]:
     def rule(a: Arguments) -> Tensor:
-        return empty((*a[left].shape[:-1], a[right].shape[-1]), a[left].dtype)
+        x, y = a[left], a[right]
+        if x.shape[-1] != y.shape[-2] or x.shape[:-2] != y.shape[:-2]:
+            raise ValueError(f"cannot multiply {list(x.shape)} by {list(y.shape)}")
+        return empty((*x.shape[:-1], y.shape[-1]), x.dtype)
 
     return rule
 
@@ -132,6 +138,16 @@ def _same(a: Arguments) -> Tensor:
 
 def _like(a: Arguments) -> Tensor:
     return empty(a["self"].shape, a["dtype"] or a["self"].dtype)
+
+
+def _factory(a: Arguments) -> Tensor:
+    return empty(a["size"], a["dtype"] or torch.get_default_dtype())
+
+
+def _integers(a: Arguments) -> Tensor:
+    # The schema's default dtype is a number, not a dtype.
+    dtype = a["dtype"] if isinstance(a["dtype"], torch.dtype) else torch.int64
+    return empty(a["size"] if "size" in a else (a["n"],), dtype)
 
 
 def _softmax(a: Arguments) -> Tensor:
@@ -256,6 +272,8 @@ SHAPES: dict[str, Callable[[Arguments], Result]] = {
     "linalg_vector_norm": _norm,
     **dict.fromkeys(("cumsum", "cumprod"), _running),
     **dict.fromkeys(("tril", "triu", "flip", "roll"), _same),
+    **dict.fromkeys(("rand", "randn", "zeros", "ones", "empty"), _factory),
+    **dict.fromkeys(("randint", "randperm"), _integers),
     **dict.fromkeys(
         ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like"), _like
     ),

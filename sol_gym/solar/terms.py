@@ -68,7 +68,7 @@ def normal(shape: Shape, term: Term) -> Term | None:
             axes[band.row] = _and(axes[band.row], high > low)
             band = None
         else:
-            rows: object = slice(None) if axes[band.row] is None else axes[band.row]
+            rows = _index(axes[band.row])
             if not (high > low)[rows].any():
                 return None
             trivial = not low[rows].any() and (high[rows] == shape[band.col]).all()
@@ -390,6 +390,7 @@ def _split_two(shape: Shape, term: Term, dim: int, a: int, b: int) -> tuple[list
     if band.row == dim:
         low, high = band.low.reshape(a, b), band.high.reshape(a, b)
         col = position[band.col]
+        split: list[tuple[int | None, Band]]
         if (low == low[:, :1]).all() and (high == high[:, :1]).all():
             split = [(None, Band(dim, col, low[:, 0], high[:, 0]))]
         elif (low == low[:1]).all() and (high == high[:1]).all():
@@ -416,7 +417,7 @@ def _split_two(shape: Shape, term: Term, dim: int, a: int, b: int) -> tuple[list
 
 def _factor(matrix: np.ndarray) -> tuple[list[tuple[Axis, Axis]], Band | None, bool]:
     """A boolean matrix as products of row and column sets, or as a band (row 0, column 1)."""
-    rows, columns = matrix.any(axis=1), matrix.any(axis=0)
+    rows, columns = np.asarray(matrix.any(axis=1)), np.asarray(matrix.any(axis=0))
     lengths = matrix.sum(axis=1)
     if lengths.sum() == rows.sum() * columns.sum():
         return [(rows, columns)], None, True

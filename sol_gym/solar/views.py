@@ -92,9 +92,9 @@ def _slice(source: Shape, dim: int, start: int, stop: int, step: int = 1) -> Map
 
 
 def _slice_rule(source: Shape, shape: Shape, args: tuple[Any, ...]) -> Maps:
-    dim, start, stop, step = (*args, *(0, None, None, 1)[len(args) :])
-    dim %= len(source)
-    start, stop, step = slice(start, stop, step).indices(source[dim])
+    given = (*args, *(0, None, None, 1)[len(args) :])
+    dim = given[0] % len(source)
+    start, stop, step = slice(*given[1:]).indices(source[dim])
     return _slice(source, dim, start, max(start, stop), step)
 
 
@@ -197,22 +197,30 @@ def make_step(
         replay: makes the same view of another tensor.
     """
     maps: Maps | None
-    if name in ("split", "split_with_sizes", "unsafe_split", "unbind", "unsafe_chunk"):
-        maps = _part(name, args, source, shape, position)
-    else:
-        rule = VIEWS.get(f"{name}.{overload}", VIEWS.get(name))
-        maps = rule(source, shape, args) if rule else None
+    if name in _CUTS:
+        dim, start, length = _part(name, args, source, shape, position)
+        if name == "unbind":
+            maps = _select_rule(source, shape, (dim, start))
+            return Step(source, shape, lambda t: t.select(dim, start), *maps)
+        maps = _slice(source, dim, start, start + length)
+        return Step(source, shape, lambda t: t.narrow(dim, start, length), *maps)
+    rule = VIEWS.get(f"{name}.{overload}", VIEWS.get(name))
+    maps = rule(source, shape, args) if rule else None
     pull, push = maps or (None, None)
     return Step(source, shape, replay, pull, push)
 
 
+_CUTS = frozenset(("split", "split_with_sizes", "unsafe_split", "unbind"))
+"""Operations that cut a tensor into several views."""
+
+
 def _part(
     name: str, args: tuple[Any, ...], source: Shape, shape: Shape, position: int
-) -> Maps | None:
+) -> tuple[int, int, int]:
+    """Axis, start and length of one of the parts that a tensor is cut into."""
     if name == "unbind":
-        dim = args[0] if args else 0
-        return _select_rule(source, shape, (dim, position))
+        return (args[0] if args else 0) % len(source), position, 1
     dim = (args[1] if len(args) > 1 else 0) % len(source)
     sizes = args[0]
     start = position * sizes if isinstance(sizes, int) else sum(sizes[:position])
-    return _slice(source, dim, start, start + shape[dim])
+    return dim, start, shape[dim]

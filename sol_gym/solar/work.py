@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .dependence import Need
+from .context import Need
 from .facts import Fact, Facts
 from .precision import WorkClass, work_class
 from .region import Region
@@ -127,7 +127,8 @@ def product(facts: Facts, node: Node, demand: Demand) -> tuple[list[Need], Work 
     firm = iterations
     if demand.firm is not demand.region:
         firm = alive.intersect(lifted(demand.firm, spec.out))
-    return needs, _work(node, factors, firm.count(), demand, firm.exact, demand.firm.count())
+    results = dropped(firm, spec.out).count()
+    return needs, _work(node, factors, firm.count(), demand, firm.exact, results)
 
 
 def _adds(value: Value, node: Node) -> bool:
@@ -259,7 +260,7 @@ def convolution(facts: Facts, node: Node, demand: Demand) -> tuple[list[Need], W
             part |= {2 + i: t.touched(x) for (i, t), x in zip(enumerate(taps), live, strict=True)}
             needed = needed.union(Region.product(source.shape, part))
             rows = np.repeat(used_groups, per_group) if node.args["transposed"] else wanted
-            shape = {0: rows} | {2 + i: x.any(axis=0) for i, x in enumerate(live)}
+            shape = {0: rows} | {2 + i: np.any(x, axis=0) for i, x in enumerate(live)}
             kernels = kernels.union(Region.product(weight.shape, shape))
     needs: list[Need] = [(source, needed), (weight, kernels)]
     if isinstance(bias, Value):
