@@ -1,0 +1,95 @@
+"""The judge on a real GPU: modes, faults, and that nothing stays behind on the device."""
+
+from __future__ import annotations
+
+import pytest
+
+from sol_gym.evaluation import Status
+from tests.conftest import RMSNORM
+
+pytestmark = pytest.mark.gpu
+
+HONEST = RMSNORM.replace("def run(", "def honest(")
+OUT_OF_BOUNDS = """
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def stray(y):
+    tl.store(y + 100000000000, 1.0)
+
+def run(x, weight):
+    y = torch.empty_like(x)
+    stray[(1,)](y)
+    return y
+"""
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory):
+    from sol_gym.device import detect
+    from sol_gym.sandbox.judge import Judge
+
+    judge = Judge(detect(), cache=tmp_path_factory.mktemp("cache"))
+    yield judge
+    judge.close()
+
+
+@pytest.fixture
+def judged(judge, toy):
+    from sol_gym.sandbox.judge import Request
+    from sol_gym.solution import Solution
+
+    def run(source, **arguments):
+        return judge.evaluate(Request(toy, Solution.from_text(source), **arguments))
+
+    return run
+
+
+def test_the_reference_is_captured_and_read_in_place(judged):
+    for result in judged(RMSNORM).results:
+        assert result.status is Status.PASSED, result.message
+        assert result.timing.mode == "graph"
+
+
+def test_host_synchronisation_makes_a_solution_run_eagerly(judged):
+    source = (
+        HONEST
+        + "\ndef run(x, weight):\n    y = honest(x, weight)\n    float(y.sum())\n    return y\n"
+    )
+    outcome = judged(source)
+    assert outcome.results[0].timing.mode == "eager+copy"
+    assert any("not captured" in mark for mark in outcome.results[0].timing.marks)
+
+
+def test_a_static_output_buffer_is_copied_inside_the_batch(judged):
+    source = (
+        HONEST + "\nkept = {}\ndef run(x, weight):\n"
+        "    b = kept.setdefault(x.shape, torch.empty_like(x))\n    return b.copy_(honest(x, weight))\n"
+    )
+    assert judged(source).results[0].timing.mode == "graph+copy"
+
+
+def test_writing_out_of_bounds_ends_only_its_author(judged):
+    outcome = judged(OUT_OF_BOUNDS)
+    assert outcome.results[0].status is Status.RUNTIME_ERROR
+    assert "illegal" in outcome.results[0].message
+    assert judged(RMSNORM).results[0].status is Status.PASSED
+
+
+def test_a_graph_bound_to_its_first_inputs_is_incorrect(judged):
+    source = (
+        HONEST
+        + "\nkept = {}\ndef run(x, weight):\n    return kept.setdefault(x.shape, honest(x, weight))\n"
+    )
+    assert judged(source).results[0].status is Status.INCORRECT_NUMERICAL
+
+
+def test_no_device_memory_is_left_by_workers(judge, judged):
+    import torch
+
+    judged(RMSNORM)
+    before = torch.cuda.mem_get_info()[0]
+    for _ in range(3):
+        judged(RMSNORM)
+    assert torch.cuda.mem_get_info()[0] >= before - (64 << 20)
