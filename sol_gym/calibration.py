@@ -2,9 +2,10 @@
 
 A bound must not be beatable, and a measurement can only fall short of what a machine can do. So the
 model takes the best of many measurements times a headroom: `HEADROOM`, and `CACHE_HEADROOM` for
-working sets that live in caches, where torch's call overhead hides part of the bandwidth. Matrix
-products are also timed on one core by the processor's own clock, which does not count what other
-processes took, and multiplied by the cores.
+working sets that live in caches, where torch's call overhead hides part of the bandwidth. On a busy
+machine all cores together never get to work undisturbed, so one core is also timed by its own
+clock, which does not count what other processes took; its rate times the cores is what they could
+do (for traffic from memory, which cores share, times two).
 
 The result is kept under the cache folder with a fingerprint of the machine; a file that cannot be
 read or does not fit is measured again.
@@ -35,7 +36,7 @@ HEADROOM = 1.25
 CACHE_HEADROOM = 2.0
 """Factor on bandwidth measured within the caches."""
 
-_VERSION = 2
+_VERSION = 3
 """Of the way of measuring; a new one makes old files stale."""
 _PRODUCT_S, _TRAFFIC_S = 0.12, 0.06
 """Time for one measurement."""
@@ -108,8 +109,7 @@ def measure_cpu() -> Device:
             "bf16": _product_rate(torch.bfloat16, cores) * HEADROOM,
             "fp64": _product_rate(torch.float64, cores) * HEADROOM,
         }
-        torch.set_num_threads(cores)
-        rates = [(size, _bandwidth(size)) for size in _WORKING_SETS]
+        rates = [(size, _bandwidth(size, cores, last_level)) for size in _WORKING_SETS]
     finally:
         torch.set_num_threads(threads)
     # A kernel may compute low precision in whatever unit is fastest.
@@ -173,7 +173,7 @@ def _product_rate(dtype: Any, cores: int) -> float:
     return best
 
 
-def _bandwidth(working_set: int) -> float:
+def _bandwidth(working_set: int, cores: int, last_level: int) -> float:
     """Bytes/s, read and written, of the fastest simple operation on a working set."""
     import torch
 
@@ -186,7 +186,13 @@ def _bandwidth(working_set: int) -> float:
         lambda: whole.sum(),
         lambda: torch.mul(source, 0.5, out=target),
     )
-    return max(4 * elements / _least_seconds(call, _TRAFFIC_S) for call in operations)
+    best = 0.0
+    for threads in sorted({1, cores}):
+        torch.set_num_threads(threads)
+        seconds = min(_least_seconds(o, _TRAFFIC_S, of_processor=threads == 1) for o in operations)
+        alone = cores if working_set <= last_level else min(cores, 2)
+        best = max(best, 4 * elements / seconds * (alone if threads == 1 else 1))
+    return best
 
 
 def _least_seconds(

@@ -18,7 +18,7 @@ from ..draws import rule_for
 from ..errors import BoundError
 from ..problem import Problem, RandomInput, Workload
 from .bound import Bound
-from .capture import capture
+from .capture import ValuesUnknown, capture
 from .demand import find_demand
 from .fact_rules import triangle
 from .facts import Fact, Facts
@@ -116,7 +116,18 @@ def analyze(
 
 
 def _analyze(problem: Problem, workload: Workload, seed: int) -> _Analysis:
-    trace, contents = capture(problem, workload, seed=seed)
+    try:
+        trace, contents = capture(problem, workload, seed=seed)
+    except ValuesUnknown as error:
+        # Without a recorded run only the outputs are certain.
+        return _Analysis(
+            read=dict.fromkeys(problem.tensors(workload), 0),
+            write={name: arg.nbytes for name, arg in problem.outputs(workload).items()},
+            work={},
+            lane="meta",
+            notes=(str(error),),
+            complete=False,
+        )
     known = known_inputs(problem, workload)
     outcome = find_demand(trace, Facts(trace, contents, known), contents)
     notes = [

@@ -50,8 +50,8 @@ def capture(problem: Problem, workload: Workload, *, seed: int) -> tuple[Trace, 
         The run, and the source of real values for what is asked about it later.
 
     Raises:
-        BoundError: the reference fails, its course depends on values that cost too much to find,
-            or it does not return what the definition says.
+        ValuesUnknown: the reference's course depends on values that cost too much to find.
+        BoundError: the reference fails, or does not return what the definition says.
     """
     contents = Contents(seed)
     recorder = _Recorder(contents)
@@ -127,6 +127,10 @@ def _check_outputs(problem: Problem, workload: Workload, outputs: list[Value]) -
             f"{[list(o.shape) for o in outputs]}, the definition says "
             f"{[list(e.shape) for e in expected]}"
         )
+
+
+class ValuesUnknown(BoundError):
+    """The reference's course depends on values that cost too much to compute."""
 
 
 class _Operation(NamedTuple):
@@ -226,13 +230,13 @@ class _Recorder(TorchDispatchMode):
         """Real values the reference asks for, noted as read.
 
         Raises:
-            BoundError: finding them costs too much.
+            ValuesUnknown: finding them costs too much.
         """
         value = self._value(self._on_meta(tensor))
         self.steps.append(Control(value, value.base.version))
         found = self._contents.choosing(value, value.base.version)
         if found is None:
-            raise BoundError(
+            raise ValuesUnknown(
                 f"the reference's course depends on the values of a {list(value.shape)} "
                 f"{value.dtype} tensor, which cost too much to compute here"
             )

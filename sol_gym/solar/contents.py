@@ -23,7 +23,7 @@ from .trace import Base, Node, Value, map_values
 
 CHEAP = 2**25
 """Budget for what is looked at in passing, such as whether a mask is causal."""
-ROUTING = 2**35
+ROUTING = 2**37
 """Budget for values that decide what is read: about a second on two cores."""
 
 _MATRIX_PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm", "linear"))

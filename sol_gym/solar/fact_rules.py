@@ -72,9 +72,11 @@ def elementwise(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     live = Region.empty(out.shape)
     for region in lives.values():
         live = live.union(region)
-    outside = None if live.is_full else _apply(node, {n: f.rest for n, f in tensors.items()})
-    if outside is None:
+    if live.is_full:
         return fact
+    outside = _apply(node, {n: f.rest for n, f in tensors.items()})
+    if outside is None:
+        return replace(fact, density=0.0 if any(f.patterned for f in tensors.values()) else 1.0)
     inside = None
     if len(tensors) == 1:
         (only,) = tensors
@@ -370,12 +372,27 @@ def _cat(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     fact = _joined(fact, known, out)
     rests = {f.rest for f in known if not f.live.is_full}
     if len(rests) != 1:
-        return fact
+        return replace(fact, density=0.0) if rests else fact
     dim = node.args["dim"] % len(out.shape)
     live, start = Region.empty(out.shape), 0
     for value, own in zip(parts, known, strict=True):
         live = live.union(own.live.unslice(dim, out.shape[dim], start))
         start += value.shape[dim]
+    return replace(fact, live=live, rest=rests.pop())
+
+
+def _stack(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
+    parts = node.args["tensors"]
+    known = [facts.at(node, v) for v in parts]
+    fact = _joined(fact, known, out)
+    rests = {f.rest for f in known if not f.live.is_full}
+    if len(rests) != 1:
+        return replace(fact, density=0.0) if rests else fact
+    dim = node.args["dim"] % len(out.shape)
+    live = Region.empty(out.shape)
+    for i, own in enumerate(known):
+        one = (*out.shape[:dim], 1, *out.shape[dim + 1 :])
+        live = live.union(own.live.reshape(one).unslice(dim, out.shape[dim], i))
     return replace(fact, live=live, rest=rests.pop())
 
 
@@ -400,6 +417,12 @@ def _selected(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     others = [facts.at(node, v) for v in node.inputs if v is not source]
     # Chosen by data, elements of a small table are as many independent values as choices.
     chosen = any(not f.constant for f in others)
+    if node.name == "index" and len(source.shape) == 1 and len(others) == 1:
+        fact = _looked_up(facts, node, source, others[0], out, fact)
+    elif own.patterned:
+        fact = replace(fact, density=0.0)
+    if not fact.live.is_full:
+        return replace(fact, format=own.format, distinct=out.numel, product=True)
     return replace(
         fact,
         live=Region.empty(out.shape) if own.fixed is not None else fact.live,
@@ -408,9 +431,20 @@ def _selected(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
         distinct=out.numel if chosen else min(out.numel, own.distinct),
         linear=own.linear,
         scan=own.scan,
-        density=own.density,
-        product=own.product,
+        density=min(fact.density, own.density),
+        product=own.product or any(f.product for f in others),
     )
+
+
+def _looked_up(facts: Facts, node: Node, table: Value, index: Fact, out: Value, fact: Fact) -> Fact:
+    """Values of a table by codes: where all codes are one constant, so are the values."""
+    if index.live.is_full:
+        return replace(fact, density=index.density)
+    entries = facts.content(node, table)
+    if entries is None or not index.rest.is_integer():
+        return replace(fact, density=0.0)
+    rest = float(entries[int(index.rest)])
+    return replace(fact, live=index.live, rest=rest, density=index.density)
 
 
 def _scattered(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
@@ -459,9 +493,7 @@ RULES: dict[str, Callable[[Facts, Node, Value, Fact], Fact]] = {
     "constant_pad_nd": _pad,
     **dict.fromkeys(("slice_backward", "select_backward"), _placed),
     "cat": _cat,
-    "stack": lambda facts, node, out, fact: _joined(
-        fact, [facts.at(node, v) for v in node.args["tensors"]], out
-    ),
+    "stack": _stack,
     **dict.fromkeys(
         ("index", "index_select", "gather", "embedding", "repeat", "flip", "roll", "sort"),
         _selected,
@@ -485,3 +517,38 @@ RULES: dict[str, Callable[[Facts, Node, Value, Fact], Fact]] = {
         _contracted,
     ),
 }
+
+MIXING = frozenset(
+    (
+        "amax",
+        "amin",
+        "max",
+        "min",
+        "argmax",
+        "argmin",
+        "any",
+        "all",
+        "prod",
+        "logsumexp",
+        "var",
+        "std",
+        "var_mean",
+        "std_mean",
+        "linalg_vector_norm",
+        "_log_softmax",
+        "_softmax_backward_data",
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "native_group_norm",
+        "native_group_norm_backward",
+        "_fft_r2c",
+        "_fft_c2c",
+        "_fft_c2r",
+        "convolution_backward",
+        "bincount",
+        "nonzero",
+        "sort",
+        "topk",
+    )
+)
+"""Operations whose results are made of many elements each, so that masked ones leave no pattern."""

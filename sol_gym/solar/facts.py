@@ -6,7 +6,7 @@ demand pass tells which elements nobody needs to compute, and the work table whi
 zeros, which units may do them, and which triangular products are scans in disguise.
 
 The rules by operation are in `fact_rules`. One that is missing costs precision, not correctness:
-the default claims nothing.
+the default claims nothing, and where masked elements go in, that any number may come out.
 """
 
 from __future__ import annotations
@@ -63,6 +63,12 @@ class Fact:
         return self.rest if not self.live and self.live.exact else None
 
     @property
+    def patterned(self) -> bool:
+        """Whether some of it is masked away: contractions with it may cost less than they seem."""
+        hidden = self.rest == 0.0 or self.rest <= MASKED
+        return self.density < 1.0 or (hidden and not self.live.is_full and bool(self.live))
+
+    @property
     def triangular(self) -> bool:
         """Whether it is a mask or a decay between places: few values make all its pairs.
 
@@ -95,9 +101,9 @@ class Facts:
     """
 
     def __init__(self, trace: Trace, contents: Contents, known: dict[str, Fact]) -> None:
-        from .fact_rules import RULES, elementwise
+        from .fact_rules import MIXING, RULES, elementwise
 
-        self._rules, self._elementwise = RULES, elementwise
+        self._rules, self._elementwise, self._mixing = RULES, elementwise, MIXING
         self._contents = contents
         self._of: dict[tuple[int, int], Fact] = {}
         self._looked_at: dict[tuple[int, int], tuple[Region, float] | None] = {}
@@ -129,6 +135,10 @@ class Facts:
     def at(self, node: Node, value: Value) -> Fact:
         """What is known about an argument when the operation ran."""
         return self.of(value, node.version_of(value))
+
+    def content(self, node: Node, value: Value) -> Tensor | None:
+        """Real values of an argument when the operation ran, where they are cheap to have."""
+        return self._contents.if_cheap(value, node.version_of(value))
 
     def mask(self, node: Node, value: Value) -> Fact:
         """`at`, with a look at the real values of a mask where they are cheap to have."""
@@ -209,6 +219,9 @@ class Facts:
             return rule(self, node, out, fact)
         if node.pointwise:
             return self._elementwise(self, node, out, fact)
+        if node.name not in self._mixing and any(f.patterned for f in inputs):
+            # Where the masked elements went is not known.
+            return replace(fact, density=0.0)
         return fact
 
     def _after_write(self, node: Node, value: Value, old: Fact) -> Fact:

@@ -20,6 +20,8 @@ Axis = np.ndarray | None
 
 MAX_TERMS = 64
 """A set that would need more terms is cut to a subset."""
+_FEW_BLOCKS = 8
+"""Intervals cut into more blocks than this are followed by whole blocks."""
 MAX_VECTOR = 2**26
 """Longest boolean vector that is ever built."""
 
@@ -399,14 +401,16 @@ def _split_two(shape: Shape, term: Term, dim: int, a: int, b: int) -> tuple[list
             split = [(i, Band(dim + 1, col, low[i], high[i])) for i in range(a)]
         else:
             return [], False
-    elif a <= MAX_TERMS:
+    elif a <= _FEW_BLOCKS:
         row = position[band.row]
         split = []
         for i in range(a):
             low, high = (np.clip(bound - i * b, 0, b) for bound in (band.low, band.high))
             split.append((i, Band(row, dim + 1, low, high)))
     else:
-        return [], False
+        # Whole blocks only; those that an interval begins or ends in are left out.
+        low, high = -(-band.low // b), band.high // b
+        split, fits = [(None, Band(position[band.row], dim, low, np.maximum(low, high)))], False
     result = []
     for x, y in parts:
         for only, piece in split:
