@@ -155,7 +155,7 @@ class _Pass:
     ) -> None:
         """Demand on an argument, weakened where a mask lies between it and the result."""
         share = total.share
-        if node.name.rstrip("_") in _LINEAR_MASKING and not node.written:
+        if node.plain_name in _LINEAR_MASKING and not node.written:
             own = self._facts.at(node, value)
             out = node.outs[0]
             assert out is not None

@@ -21,7 +21,7 @@ from .trace import Node
 
 def needs(context: Context, node: Node, wanted: Wanted) -> Iterator[Need] | None:
     """What an operation needs of its arguments; None if there is no rule for it."""
-    rule = RULES.get(node.name, RULES.get(node.name.rstrip("_")))
+    rule = RULES.get(node.name, RULES.get(node.plain_name))
     if rule is not None:
         return rule(context, node, wanted)
     if node.pointwise:

@@ -31,7 +31,7 @@ def _operand(facts: Facts, node: Node, arg: Any) -> Fact | None:
     if isinstance(arg, Value):
         if arg.dtype in MASK_DTYPES:
             return facts.mask(node, arg)
-        if node.name.rstrip("_") == "add" and arg.dtype.is_floating_point:
+        if node.plain_name == "add" and arg.dtype.is_floating_point:
             return facts.additive_mask(node, arg)
         return facts.at(node, arg)
     if isinstance(arg, bool | int | float):
@@ -54,7 +54,7 @@ def elementwise(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
         scan=any(f.scan for f in tensors.values()) and _is_linear(node, tensors),
     )
     lives = {n: f.live.broadcast(out.shape) for n, f in tensors.items()}
-    name = node.name.rstrip("_")
+    name = node.plain_name
     if len(tensors) > 1 and (absorbing := _absorbing(name, tensors)):
         rest, names = absorbing
         live = Region.full(out.shape)
@@ -119,7 +119,7 @@ def _apply(node: Node, constants: dict[str, float]) -> float | None:
             args[name] = torch.tensor(constants[name]).to(arg.dtype)
         else:
             args[name] = arg
-    call = getattr(torch.ops.aten, node.name.rstrip("_"), None)
+    call = getattr(torch.ops.aten, node.plain_name, None)
     overload = getattr(call, node.overload, None)
     if overload is None:
         return None
@@ -136,7 +136,7 @@ def _format(node: Node, out: Value, tensors: dict[str, Fact]) -> Format:
     carriers = [f for f in tensors.values() if f.distinct * SCALE_REUSE > out.numel]
     if not carriers:
         carriers = list(tensors.values())
-    name = node.name.rstrip("_")
+    name = node.plain_name
     if name in _ROUNDING:
         return "fp4"
     if len(carriers) == 1 and name in _SCALING:
@@ -153,7 +153,7 @@ _COMPARING = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 
 def _density(node: Node, tensors: dict[str, Fact]) -> float:
-    name = node.name.rstrip("_")
+    name = node.plain_name
     if name in _COMPARING:
         # Indices against indices make a structure (who attends whom, which expert); numbers
         # against numbers make scattered signs that no unit can use.
@@ -165,12 +165,14 @@ def _density(node: Node, tensors: dict[str, Fact]) -> float:
         return math.prod(shares)
     if name in ("div", "true_divide"):
         return tensors["self"].density if "self" in tensors else 1.0
-    return max(shares, default=1.0)
+    # Where a dense operand is added, nothing stays masked.
+    every = all(f.patterned for f in tensors.values())
+    return (min if every else max)(shares, default=1.0)
 
 
 def _is_linear(node: Node, tensors: dict[str, Fact]) -> bool:
     """Whether the result is linear in a contraction, given which operands are."""
-    name = node.name.rstrip("_")
+    name = node.plain_name
     linear = [f for f in tensors.values() if f.linear]
     if not linear:
         return False

@@ -214,7 +214,7 @@ class Facts:
             constant=all(f.constant for f in inputs) and not node.random,
             steering=all(f.steering for f in inputs) and not node.random,
         )
-        rule = self._rules.get(node.name.rstrip("_"))
+        rule = self._rules.get(node.plain_name)
         if rule is not None:
             return rule(self, node, out, fact)
         if node.pointwise:

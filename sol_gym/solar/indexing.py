@@ -123,7 +123,7 @@ def gather(context: Context, node: Node, wanted: Wanted) -> Iterator[Need]:
 
 def written_region(context: Context, node: Node, value: Value) -> Region | None:
     """The elements of `value` that an operation overwrites whatever they were; None if unknown."""
-    name = node.name.rstrip("_")
+    name = node.plain_name
     if name in ("copy", "fill", "zero", "normal", "uniform", "random", "bernoulli"):
         return Region.full(value.shape)
     if name == "index_put" and not node.args["accumulate"]:
@@ -198,7 +198,7 @@ def scatter(context: Context, node: Node, wanted: Wanted) -> Iterator[Need]:
 
 def _landing(context: Context, node: Node, base: Value, region: Region) -> Region | None:
     """Which of the places written to are demanded, in the shape of what is written there."""
-    name = node.name.rstrip("_")
+    name = node.plain_name
     if name == "index_put":
         dims, indices, placed = _index_places(node, base, region)
         found = [context.indices(node, i) for i in indices]

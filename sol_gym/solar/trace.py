@@ -123,6 +123,11 @@ class Node:
     """Place in program order."""
 
     @property
+    def plain_name(self) -> str:
+        """The name without the mark of an in-place variant."""
+        return self.name if self.name.endswith("__") else self.name.removesuffix("_")
+
+    @property
     def fresh(self) -> list[Value]:
         """Results in memory of their own."""
         return [o for o in self.outs if o is not None and o.base.makers[0] is self]

@@ -198,3 +198,25 @@ def test_bound_survives_json():
     problem = load("L1/069", profile="smoke")
     bound = analyze(problem, problem.workloads[0], H200)
     assert Bound.model_validate_json(bound.model_dump_json()) == bound
+
+
+CAUSAL = (
+    "m = torch.full((64, 64), -torch.inf).triu(1)\np = (q @ k.transpose(-1, -2) + m).softmax(-1)\n"
+)
+
+
+def test_masked_probabilities_stay_masked_through_codes_and_tables(make_problem):
+    body = (
+        CAUSAL + "codes = (p > 0.1).to(torch.uint8)\ncodes += p > 0.5\n"
+        "table = torch.tensor([0.0, 1.0, 2.0], dtype=v.dtype)\n"
+        "return table[(codes << 0).int()] @ v"
+    )
+    bound = attention(make_problem, body)
+    assert bound.work == {"bf16_tc": 2 * 2 * (2 * 4) * 32 * (64 * 65 // 2)}
+
+
+def test_masked_elements_that_cannot_be_followed_make_the_bound_smaller(make_problem):
+    half = 2 * (2 * 4) * 32 * (64 * 65 // 2)
+    bound = attention(make_problem, CAUSAL + "return torch.searchsorted(p, p).to(v.dtype) @ v")
+    assert bound.work == {"bf16_tc": half}  # the scores; the weighted sum may be of anything
+    assert not bound.complete
