@@ -14,7 +14,6 @@ only for the content it was measured on (`Problem.workload_hash`).
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache, lru_cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from sol_gym.errors import ProblemError
-from sol_gym.problem import parse, read_json
+from sol_gym.problem import parse, read_json, read_json_lines
 
 __all__ = [
     "Baseline",
@@ -129,14 +128,7 @@ def _rows(device: str, stamps: tuple[tuple[Path, int, int], ...]) -> tuple[Basel
     """Rows of the files in `stamps`; modification times and sizes make a changed file a new key."""
     rows = []
     for file, _, _ in stamps:
-        for number, line in enumerate(file.read_text().splitlines(), 1):
-            if not line.strip():
-                continue
-            where = f"{file}:{number}"
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ProblemError(f"{where}: not valid JSON: {error}") from None
+        for where, record in read_json_lines(file):
             row = parse(Baseline, record, where)
             if row.device != device:
                 raise ProblemError(

@@ -3,8 +3,9 @@
     python benchmarks/timing_accuracy.py [--kernels N] [--repeats N] [--json FILE]
 
 For each kernel the judge's T_k of one workload stands beside the sum of its kernels' spans as CUPTI
-reports them through torch.profiler, for calls on cold, distinct inputs in a process of its own (L2
-flushed between calls). The second table is the spread of T_k over repeated evaluations.
+reports them through torch.profiler in a process of its own: for calls one after another on distinct
+inputs (as in the judge's batch), and for single calls after a flush of the L2, whose writes may stay
+behind in the L2. The second table is the spread of T_k over repeated evaluations.
 """
 
 from __future__ import annotations
@@ -54,8 +55,11 @@ CASES = [
 ]
 
 
-def profiled_ms(problem_id: str, file: str, index: int) -> float:
-    """Median over calls of the summed kernel spans (CUPTI), each call on inputs of its own."""
+_ROW_BYTES, _ROW_CALLS = 12 << 30, 24
+
+
+def profiled_ms(problem_id: str, file: str, index: int) -> tuple[float, float]:
+    """Summed kernel spans (CUPTI) of a call in a row of calls, and of a call alone on a cold L2."""
     import importlib.util
 
     import torch
@@ -86,22 +90,26 @@ def profiled_ms(problem_id: str, file: str, index: int) -> float:
             ]
         return values
 
+    def spans_ms(sets: list[list[Any]]) -> float:
+        flush.add_(1)
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as trace:
+            kept = [module.run(*values) for values in sets]
+            torch.cuda.synchronize()
+        del kept
+        events = [e for e in trace.events() if e.device_type.name == "CUDA"]
+        return sum(e.device_time for e in events) / 1e3 / len(sets)
+
     with torch.no_grad():
         for _ in range(3):
             module.run(*arguments())
-        torch.cuda.synchronize()
-        spans = []
-        for _ in range(15):
-            values = arguments()
-            flush.add_(1)
-            torch.cuda.synchronize()
-            with profile(activities=[ProfilerActivity.CUDA]) as trace:
-                module.run(*values)
-                torch.cuda.synchronize()
-            spans.append(
-                sum(e.device_time for e in trace.events() if e.device_type.name == "CUDA") / 1e3
-            )
-    return statistics.median(spans)
+        specs = [*problem.tensors(workload).values(), *outputs.values()]
+        count = min(_ROW_CALLS, max(3, _ROW_BYTES // max(1, sum(s.nbytes for s in specs))))
+        sets = [arguments() for _ in range(count)]
+        spans_ms(sets)
+        row = statistics.median(spans_ms(sets) for _ in range(5))
+        alone = statistics.median(spans_ms([sets[i % count]]) for i in range(11))
+    return row, alone
 
 
 def main() -> None:
@@ -121,7 +129,7 @@ def main() -> None:
         [sys.executable, __file__, "--profile", "--kernels", str(arguments.kernels)],
         capture_output=True, text=True,
     )  # fmt: skip
-    spans: list[float | None] = [json.loads(line) for line in done.stdout.split()]
+    spans: list[list[float] | None] = [json.loads(line) for line in done.stdout.splitlines()]
     if len(spans) < arguments.kernels:
         print(done.stderr[-1000:], flush=True)
         spans += [None] * (arguments.kernels - len(spans))
@@ -136,15 +144,17 @@ def main() -> None:
                     f"{file} [{index}]: {evaluation.status} {evaluation.message[:200]}", flush=True
                 )
                 continue
-            span = spans[number]
+            row_ms, alone_ms = spans[number] or (None, None)
             t = result.timing
             row = {"problem": problem_id, "kernel": file, "axes": result.axes, "t_k_ms": t.t_k_ms, "reported_ms": t.reported_ms,
-                   "judge_ms": t.batch_ms, "single_ms": t.single_ms, "mode": t.mode, "n_sets": t.n_sets, "profiler_ms": span,
+                   "judge_ms": t.batch_ms, "single_ms": t.single_ms, "mode": t.mode, "n_sets": t.n_sets,
+                   "profiler_row_ms": row_ms, "profiler_alone_ms": alone_ms,
                    "marks": t.marks}  # fmt: skip
             accuracy.append(row)
-            ratio = f"{t.t_k_ms / span:6.3f}" if span else "     -"
+            ratio = f"{t.t_k_ms / row_ms:6.3f}" if row_ms else "     -"
             print(
-                f"{file:52s} [{index:2d}] T_k {t.t_k_ms:9.5f}  profiler {span or float('nan'):9.5f}  ratio {ratio}  {t.mode} n={t.n_sets} {t.marks}",
+                f"{file:52s} [{index:2d}] T_k {t.t_k_ms:9.5f}  profiler, in a row {row_ms or float('nan'):9.5f} alone {alone_ms or float('nan'):9.5f}"
+                f"  ratio {ratio}  {t.mode} n={t.n_sets} {t.marks}",
                 flush=True,
             )
         for problem_id, file, index in (CASES[0], CASES[3], CASES[4], CASES[8]):

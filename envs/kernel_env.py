@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import math
+import statistics
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -404,22 +405,12 @@ def _evaluation_info(evaluation: Evaluation) -> dict[str, Any]:
         "passed": evaluation.passed,
         "num_passed": sum(r.status is Status.PASSED for r in results),
         "solution_hash": evaluation.provenance.solution_hash,
-        "evaluation_json": json.dumps(_finite(evaluation.to_json())),
+        "evaluation_json": json.dumps(evaluation.to_json()),
     } | {name: float(value) for name, value in figures.items() if value is not None}
 
 
 def _geometric_mean(values: Iterable[float | None]) -> float | None:
     """None unless there are values and all are known."""
-    known = list(values)
-    if not known or not all(known):
-        return None
-    return math.exp(sum(math.log(value) for value in known if value) / len(known))
-
-
-def _finite(data: Any) -> Any:
-    """`data` with NaN and infinities as text, which JSON has no numbers for and pydantic reads."""
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, list):
-        return [_finite(value) for value in data]
-    return str(data) if isinstance(data, float) and not math.isfinite(data) else data
+    every = list(values)
+    known = [value for value in every if value]
+    return statistics.geometric_mean(known) if known and len(known) == len(every) else None

@@ -41,7 +41,9 @@ def check_problem(problem: Problem) -> list[str]:
             faults += [f"{where}: {fault}" for fault in found if fault != _CONSTANT]
         except InvalidReference as error:
             faults.append(f"{where}: {error}")
-    if constant == len(small.workloads):  # In a single workload it may be the branch that is tested.
+    if constant == len(
+        small.workloads
+    ):  # In a single workload it may be the branch that is tested.
         faults.append(_CONSTANT)
     return faults
 

@@ -6,6 +6,8 @@ only where T_k, T_b and T_SOL do.
 
 from __future__ import annotations
 
+import math
+import statistics
 from enum import StrEnum
 from typing import Any
 
@@ -177,13 +179,20 @@ class Evaluation(_Record):
     @property
     def speedup(self) -> float | None:
         """Geometric mean of T_b / T_k over the workloads; None unless all were measured."""
-        import math
-
         ratios = [r.t_b_ms / r.t_k_ms for r in self.results if r.t_b_ms and r.t_k_ms]
         if not ratios or len(ratios) != len(self.results):
             return None
-        return math.exp(sum(map(math.log, ratios)) / len(ratios))
+        return statistics.geometric_mean(ratios)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-safe dictionary."""
-        return self.model_dump(mode="json")
+        """JSON-safe dictionary: NaN and infinities, for which JSON has no numbers, become text that
+        `model_validate` reads back."""
+        return _finite(self.model_dump(mode="json"))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_finite(value) for value in data]
+    return str(data) if isinstance(data, float) and not math.isfinite(data) else data

@@ -491,14 +491,7 @@ def load_problem(path: str | Path, *, problem_id: str | None = None) -> Problem:
     if not workload_file.is_file():
         raise ProblemError(f"{workload_file}: missing; expected one workload a line")
     workloads = []
-    for number, line in enumerate(workload_file.read_text().splitlines(), 1):
-        if not line.strip():
-            continue
-        where = f"{workload_file}:{number}"
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ProblemError(f"{where}: not valid JSON: {error}") from None
+    for where, record in read_json_lines(workload_file):
         # Recorded traces wrap the workload: {"definition": ..., "workload": {...}}.
         if isinstance(record, dict) and "workload" in record and "axes" not in record:
             record = record["workload"]
@@ -551,6 +544,22 @@ def read_json(file: Path) -> Any:
         raise ProblemError(f"{file}: cannot be read: {error.strerror}") from None
     except json.JSONDecodeError as error:
         raise ProblemError(f"{file}: not valid JSON: {error}") from None
+
+
+def read_json_lines(file: Path) -> Iterator[tuple[str, Any]]:
+    """Records of a JSONL file with where they stand (`file:line`); blank lines are passed over.
+
+    Raises:
+        ProblemError: a line that is not JSON, naming file and line.
+    """
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{file}:{number}"
+        try:
+            yield where, json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ProblemError(f"{where}: not valid JSON: {error}") from None
 
 
 def parse(model: type[M], data: Any, where: object) -> M:

@@ -70,14 +70,12 @@ class Bench:
             )
         )  # fmt: skip
         results, baseline_set = outcome.results, None
-        stages = dict(outcome.stages_s)
+        stages = outcome.stages_s
         if outcome.status is None and all(r.status is Status.PASSED for r in results) and scoring:
-            at = time.perf_counter()
-            bounds = self._bounds(problem, bound_set)
-            stages["bounds"] = time.perf_counter() - at
-            at = time.perf_counter()
-            times = self.baselines.times(problem, self.judge, on_progress)
-            stages["baseline"] = time.perf_counter() - at
+            with stages.timed("bounds"):
+                bounds = self._bounds(problem, bound_set)
+            with stages.timed("baseline"):
+                times = self.baselines.times(problem, self.judge, on_progress)
             scored = _scored(results, bounds, times)
             if self.device.calibrated and any(r.status is Status.BELOW_SOL for r in scored):
                 # Calibrated while the machine was busy: its peaks are higher than we knew.

@@ -73,6 +73,7 @@ class Server:
         self._path, self._bench = path, bench
         self._requests: queue.Queue[tuple[Client, dict[str, Any]]] = queue.Queue()
         self._clients: list[Client] = []
+        self._clients_lock = threading.Lock()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
@@ -86,27 +87,28 @@ class Server:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            self._clients.append(Client(sock, self._requests))
+            client = Client(sock, self._requests)
+            with self._clients_lock:
+                self._clients.append(client)
+
+    def _connected(self) -> bool:
+        with self._clients_lock:
+            self._clients = [c for c in self._clients if not c.gone.is_set()]
+            return bool(self._clients)
 
     def serve(self) -> None:
         """Work until nobody is connected any more."""
-        last_seen = time.monotonic() + _FIRST_CLIENT_S - LINGER_S
+        leave_at = time.monotonic() + _FIRST_CLIENT_S
         while True:
-            self._clients = [c for c in self._clients if not c.gone.is_set()]
-            if self._clients:
-                last_seen = (
-                    max(last_seen, time.monotonic())
-                    if last_seen > time.monotonic()
-                    else time.monotonic()
-                )
-            elif time.monotonic() - last_seen > LINGER_S:
+            if self._connected():
+                leave_at = time.monotonic() + LINGER_S
+            elif time.monotonic() > leave_at:
                 return
             try:
                 client, message = self._requests.get(timeout=0.25)
             except queue.Empty:
                 continue
             if not client.gone.is_set():
-                last_seen = time.monotonic()
                 client.send(self._answer(client, message))
 
     def _answer(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from .build import BuildCache, FlagRefused, binding_of, checked_flags
 from .correctness import Comparison
 from .process import Limits, Worker, WorkerGone, Zygote, remove_tree
 from .reference import InvalidReference, Reference
-from .series import NotCapturable, Series, Verdict, decide
+from .series import NotCapturable, Series, Verdict, accepted, decide
+from .stages import Stages
 from .timing import Calibration, Measured, Plan, timing_from
 from .worker import wire
 
@@ -50,7 +51,7 @@ class Outcome:
     message: str = ""
     log: str = ""
     isolation: dict[str, Any] = field(default_factory=dict)
-    stages_s: dict[str, float] = field(default_factory=dict)
+    stages_s: Stages = field(default_factory=Stages)
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,6 @@ class _Run:
         self.binding = binding_of(request.solution)
 
     def __call__(self) -> Outcome:
-        start = time.perf_counter()
         outcome = self.outcome
         try:
             reference = Reference(self.problem)
@@ -202,7 +202,7 @@ class _Run:
             outcome.status, outcome.message = Status.INVALID_REFERENCE, str(error)
             return outcome
         try:
-            with self._stage("build"):
+            with self.outcome.stages_s.timed("build"):
                 self._build()
             self._load()
         except (
@@ -230,7 +230,6 @@ class _Run:
             failed |= result.status is not Status.PASSED
             if failed and not self._can_go_on(result):
                 break
-        outcome.stages_s["total"] = time.perf_counter() - start
         return outcome
 
     def close(self) -> None:
@@ -257,7 +256,7 @@ class _Run:
         if self.library:
             return
         self.request.on_progress("building", 0, 1)
-        with self._stage("fork"):
+        with self.outcome.stages_s.timed("fork"):
             builder = judge.spawn(self._limits(), None, self._write_sources)
         try:
             reply = builder.ask(
@@ -269,7 +268,7 @@ class _Run:
                 },
                 self._left(),
             )  # fmt: skip
-            Series._good(reply)
+            accepted(reply)
             path = Path(str(reply["library"]))
             if path.parent != builder.scratch / "build":
                 raise KeyError("library")
@@ -293,12 +292,12 @@ class _Run:
         judge = self.judge
         if self.arena is None:
             self.arena = judge.backend.arena()
-        with self._stage("fork"):
+        with self.outcome.stages_s.timed("fork"):
             self.worker = judge.spawn(self._limits(), self.arena.fd, self._write_sources)
         self.outcome.isolation = self.worker.layers
         spec = self.solution.spec
         definition = self.problem.definition
-        with self._stage("load"):
+        with self.outcome.stages_s.timed("load"):
             self.request.on_progress("loading", 0, 1)
             reply = self.worker.ask(
                 {
@@ -313,10 +312,10 @@ class _Run:
             )  # fmt: skip
             if reply.get("ok") is not True and reply.get("kind") == "raised":
                 reply["kind"] = "load"
-            self.dps = bool(Series._good(reply)["dps"])
+            self.dps = bool(accepted(reply)["dps"])
             attach = self.arena.attach()
             if attach:
-                Series._good(self.worker.ask(attach, self._left()))
+                accepted(self.worker.ask(attach, self._left()))
 
     def _end_worker(self) -> None:
         if self.worker is not None:
@@ -436,16 +435,6 @@ class _Run:
     def _check_cancelled(self) -> None:
         if self.request.cancelled():
             raise Cancelled
-
-    @contextlib.contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.outcome.stages_s[name] = (
-                self.outcome.stages_s.get(name, 0.0) + time.perf_counter() - start
-            )
 
 
 def remove_abandoned_scratch() -> None:

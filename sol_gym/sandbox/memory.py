@@ -1,9 +1,9 @@
 """The judge's memory: the arena that workers see, its layout, poison, and outputs mapped back.
 
-The arena holds, per argument, a block with one slot a set. Slots are aligned as a tensor of one's
-own would be: on an H200 a kernel read inputs at 512-byte offsets 17 % more slowly than at 2 MiB
-offsets, where torch's allocator puts large tensors (docs/measurements.md). At least 256 bytes of
-NaN pattern lie between slots, so that a vector load past the end reads no neighbour.
+The arena holds, per argument, a block with one slot a set: inputs first, then the outputs that
+candidates with destination passing write. Slots are aligned as a tensor of one's own would be
+(torch's allocator puts large tensors at 2 MiB offsets). At least 256 bytes of NaN pattern lie
+between slots, so that a vector load past the end reads no neighbour.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where `n` sets of a workload's tensors lie: inputs in the arena, outputs in a block of their own."""
+    """Where `n` sets of a workload's tensors lie: offsets of inputs from the arena's start, of outputs
+    from the end of the inputs."""
 
     n: int
     inputs: dict[str, Slot]
@@ -91,7 +92,7 @@ class Layout:
 
         inputs, input_bytes = place(problem.tensors(workload))
         outputs, output_bytes = place(problem.outputs(workload))
-        return cls(n, inputs, outputs, input_bytes, output_bytes)
+        return cls(n, inputs, outputs, _aligned(input_bytes, _LARGE_ALIGN), output_bytes)
 
 
 def slot_bytes(spec: TensorArg) -> int:
@@ -201,31 +202,6 @@ class DeviceArena:
     def close(self) -> None:
         """Overwrite and release the memory."""
         self._free()
-
-
-class MappedBlock:
-    """The worker's block of destination buffers on a device, mapped into the judge.
-
-    It is the worker's allocation rather than part of the arena because writing through an IPC
-    mapping costs bandwidth: a copy inside one mapped allocation ran at 3.3 TB/s on an H200 where
-    4.1 TB/s was reached into the process's own memory (docs/measurements.md).
-    """
-
-    def __init__(self, handle: str, nbytes: int):
-        try:
-            self._pointer = cuda.open_handle(bytes.fromhex(handle))
-        except cuda.CudaError as error:
-            raise ValueError(f"the output block cannot be mapped: {error}") from None
-        if cuda.address_range(self._pointer)[1] < nbytes:
-            self.close()
-            raise ValueError("the output block is too small")
-        self.bytes = cuda.as_bytes(self._pointer, nbytes)
-
-    def close(self) -> None:
-        """Unmap."""
-        self.bytes = torch.empty(0, dtype=torch.uint8)
-        torch.cuda.synchronize()
-        cuda.close_handle(self._pointer)
 
 
 class MappedOutputs:

@@ -7,6 +7,7 @@ no process and closes every descriptor.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -116,8 +117,6 @@ class Zygote:
 
     def fork(self, request: dict[str, Any], fds: list[int]) -> int:
         """Fork a worker's supervisor; returns its pid."""
-        import json
-
         self.wait_ready()
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], fds)

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ from ..inputs import InputMaker
 from ..problem import CustomInput, Problem, Workload
 from .backend import Backend
 from .correctness import Comparison
-from .memory import Layout, MappedBlock, MappedOutputs, Poison, slot_bytes
+from .memory import Layout, MappedOutputs, Poison, slot_bytes
 from .process import Worker, WorkerGone
 from .reference import Reference
+from .stages import Stages
 from .timing import Measured, Plan, sets_for
 from .worker import wire
 
@@ -46,6 +48,20 @@ class NotCapturable(Exception):
     """The solution cannot run inside a CUDA graph; the worker may be unusable now."""
 
 
+def accepted(reply: dict[str, Any]) -> dict[str, Any]:
+    """A worker's reply if it reports success; raises the `Verdict` it amounts to otherwise."""
+    if reply.get("ok") is True:
+        return reply
+    status = {
+        "shape": Status.INCORRECT_SHAPE,
+        "dtype": Status.INCORRECT_DTYPE,
+        "load": Status.COMPILE_ERROR,
+        "compile": Status.COMPILE_ERROR,
+    }.get(str(reply.get("kind")), Status.RUNTIME_ERROR)
+    text = reply.get("traceback") or reply.get("message") or "the worker sent an empty reply"
+    raise Verdict(status, str(text))
+
+
 @dataclass
 class Private:
     """The judge's own copy of one input set."""
@@ -60,7 +76,7 @@ class Series:
     def __init__(
         self, backend: Backend, arena: Any, worker: Worker, problem: Problem, workload: Workload,
         reference: Reference, maker: InputMaker, plan: Plan, deadline: float, dps: bool,
-        stages: dict[str, float],
+        stages: Stages,
     ):  # fmt: skip
         self.backend, self.arena, self.worker = backend, arena, worker
         self.problem, self.workload, self.reference = problem, workload, reference
@@ -75,9 +91,7 @@ class Series:
         ]  # fmt: skip
         self.layout: Layout
         self.scalars: list[dict[str, Any]] = []
-        self.on_gpu = backend.kind == "cuda"
         self.targets: torch.Tensor
-        self.block: MappedBlock | None = None
         self.mapped: MappedOutputs | None = None
         self._held: torch.Tensor | None = None
         self._mode = "eager"
@@ -90,22 +104,7 @@ class Series:
         return max(0.05, self.deadline - time.monotonic())
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        return self._good(self.worker.ask(message, self._left()))
-
-    @staticmethod
-    def _good(reply: dict[str, Any]) -> dict[str, Any]:
-        if reply.get("ok") is True:
-            return reply
-        status = {
-            "shape": Status.INCORRECT_SHAPE,
-            "dtype": Status.INCORRECT_DTYPE,
-            "load": Status.COMPILE_ERROR,
-            "compile": Status.COMPILE_ERROR,
-        }.get(str(reply.get("kind")), Status.RUNTIME_ERROR)
-        raise Verdict(
-            status,
-            str(reply.get("traceback") or reply.get("message") or "the worker sent an empty reply"),
-        )
+        return accepted(self.worker.ask(message, self._left()))
 
     # -- inputs and outputs -------------------------------------------------------------------
 
@@ -113,7 +112,7 @@ class Series:
         """Lay out `n` sets and tell the worker; `draw` fills them, with NaN between the slots."""
         self.unmap()
         self.layout = layout = Layout.plan(self.problem, self.workload, n)
-        wanted = layout.input_bytes + (0 if self.on_gpu else layout.output_bytes)
+        wanted = layout.input_bytes + layout.output_bytes
         if wanted > self.arena.bytes.numel():
             self._ask({"cmd": "unmap"})
         remap = self.arena.ensure(wanted)
@@ -126,7 +125,7 @@ class Series:
         else:
             self.scalars = self.scalars[:1] * n
         definition = self.problem.definition
-        reply = self._ask(
+        self._ask(
             {
                 "cmd": "bind",
                 "n": n,
@@ -143,13 +142,7 @@ class Series:
                 "axes": [self.workload.axes[name] for name in definition.var_axes],
             }
         )
-        if self.on_gpu:
-            self.block = MappedBlock(str(reply["handle"]), layout.output_bytes)
-            self.targets = self.block.bytes
-        else:
-            self.targets = self.arena.bytes[
-                layout.input_bytes : layout.input_bytes + layout.output_bytes
-            ]
+        self.targets = self.arena.bytes[layout.input_bytes : wanted]
 
     def _fill(self) -> None:
         """Fresh inputs in every set."""
@@ -158,10 +151,10 @@ class Series:
             name: slot.view(self.arena.bytes, self.layout.n)
             for name, slot in self.layout.inputs.items()
         }
-        self.scalars = self.maker.fill(views, self.layout.n)
-        self.backend.synchronize()
+        with self.stages.timed("inputs"):
+            self.scalars = self.maker.fill(views, self.layout.n)
+            self.backend.synchronize()
         self.fill_s = time.perf_counter() - start
-        self.stages["inputs"] = self.stages.get("inputs", 0.0) + self.fill_s
 
     def _poison_outputs(self) -> None:
         for position, slot in enumerate(self.layout.outputs.values()):
@@ -198,17 +191,18 @@ class Series:
                     f"run() changed its input {name!r}; inputs must be left as they are",
                 )
         self.backend.synchronize()
-        start = time.perf_counter()
-        expected = self.reference(private.arguments, self.outputs)
-        self.backend.synchronize()
-        self.reference_s = time.perf_counter() - start
-        self.comparison.rounds += 1
-        for slot, raw, right in zip(
-            self.layout.outputs.values(), self._raw_outputs(index), expected, strict=True
-        ):
-            got = raw.view(getattr(torch, slot.dtype)).view(slot.shape) if slot.nbytes else right
-            self.comparison.add(slot.name, got, right)
-        self.stages["verify"] = self.stages.get("verify", 0.0) + time.perf_counter() - start
+        with self.stages.timed("verify"):
+            start = time.perf_counter()
+            expected = self.reference(private.arguments, self.outputs)
+            self.backend.synchronize()
+            self.reference_s = time.perf_counter() - start
+            self.comparison.rounds += 1
+            slots = self.layout.outputs.values()
+            for slot, raw, right in zip(slots, self._raw_outputs(index), expected, strict=True):
+                got = (
+                    raw.view(getattr(torch, slot.dtype)).view(slot.shape) if slot.nbytes else right
+                )
+                self.comparison.add(slot.name, got, right)
         if self.comparison.failed:
             text = "; ".join(self.comparison.reasons)
             if self.comparison.mismatch:
@@ -229,20 +223,17 @@ class Series:
 
     def check(self) -> None:
         """Correctness rounds on fresh inputs; raises `Verdict` at the first failure."""
-        start = time.perf_counter()
-        self.layout = Layout.plan(self.problem, self.workload, 1)
-        rounds = max(1, min(self.plan.rounds, self._most_sets()))
-        self._bind(rounds, draw=True)
-        self._poison_outputs()
-        privates = [self._private(i) for i in range(rounds)]
-        self.backend.synchronize()
-        reply = self._ask({"cmd": "call", "sets": list(range(rounds))})
-        self.call_s = min(float(s) for s in reply["seconds"][:rounds])
-        for index, private in enumerate(privates):
-            self._verify(index, private)
-        self.stages["correctness"] = (
-            self.stages.get("correctness", 0.0) + time.perf_counter() - start
-        )
+        with self.stages.timed("correctness"):
+            self.layout = Layout.plan(self.problem, self.workload, 1)
+            rounds = max(1, min(self.plan.rounds, self._most_sets()))
+            self._bind(rounds, draw=True)
+            self._poison_outputs()
+            privates = [self._private(i) for i in range(rounds)]
+            self.backend.synchronize()
+            reply = self._ask({"cmd": "call", "sets": list(range(rounds))})
+            self.call_s = min(float(s) for s in reply["seconds"][:rounds])
+            for index, private in enumerate(privates):
+                self._verify(index, private)
 
     # -- timing -------------------------------------------------------------------------------
 
@@ -253,25 +244,41 @@ class Series:
             Verdict: an output of a batch is wrong, or the protocol was broken.
             NotCapturable: a graph was wanted and the solution cannot be captured.
         """
-        start = time.perf_counter()
+        self._mode = "graph" if graph else "eager"
         most = self._most_sets()
-        self._mode = mode = "graph" if graph else "eager"
+        with self.stages.timed("capture"):
+            per_call = self._settle_sets(most, overhead_s)
+        measured = Measured(n_sets=self.layout.n, mode=self._mode_name())
+        with self.stages.timed("batches"):
+            slow = per_call >= _SLOW_CALL_S
+            self._repeat(measured, min(2, self.plan.repeats) if slow else self.plan.repeats)
+        with self.stages.timed("singles"):
+            if per_call < self.plan.single_below_s and most > 1:
+                self._singles(measured, per_call, most)
+            self.unmap()
+            self._ask({"cmd": "release"})
+        return measured
+
+    def _settle_sets(self, most: int, overhead_s: float) -> float:
+        """Prepare a batch that is long enough, of at most `most` sets; returns seconds per call.
+
+        A first batch is small and tells how long a call takes, which eager calls do not. Its last
+        batch is not counted: it warms up, and is verified like the others.
+        """
         n = min(_FIRST_SETS, sets_for(self.call_s, self.backend.batch_s, most))
         while True:
             self._bind(n)
-            self._prepare("prepare", mode, n)
-            judge, own = self._batch()  # Not counted: warms up, and is verified like the others.
+            self._prepare("prepare", self._mode, n)
+            judge, own = self._batch()
             per_call = max(judge - overhead_s, own, 0.0) / n
             wanted = sets_for(per_call, self.backend.batch_s, most)
-            # A first batch is small and tells how long a call takes; eager calls do not.
             if wanted <= 1.3 * n or n > _FIRST_SETS:
-                break
+                return per_call
             n = wanted
-        self.stages["capture"] = self.stages.get("capture", 0.0) + time.perf_counter() - start
-        start = time.perf_counter()
-        measured = Measured(n_sets=n, mode=self._mode_name())
+
+    def _repeat(self, measured: Measured, repeats: int) -> None:
+        """Counted batches; those during which clocks throttled are done again, a few times."""
         retries = 0
-        repeats = self.plan.repeats if per_call < _SLOW_CALL_S else min(2, self.plan.repeats)
         while len(measured.judge_s) < repeats:
             judge, own = self._batch()
             state = self.backend.state()
@@ -283,18 +290,6 @@ class Series:
             measured.sm_clock_mhz, measured.clock_locked = state["sm_clock_mhz"], state["locked"]
         if retries:
             measured.marks.append(f"{retries} repeats done again: clocks throttled")
-        self.stages["batches"] = self.stages.get("batches", 0.0) + time.perf_counter() - start
-        start = time.perf_counter()
-        if per_call < self.plan.single_below_s and most > 1:
-            asks = self.plan.asks(per_call, most)
-            pool = min(most, 2 * asks)
-            if pool > n:
-                self._bind(pool)
-            self._singles(measured, mode, pool, asks)
-        self.unmap()
-        self._ask({"cmd": "release"})
-        self.stages["singles"] = self.stages.get("singles", 0.0) + time.perf_counter() - start
-        return measured
 
     def _mode_name(self) -> str:
         if self.dps:
@@ -303,7 +298,7 @@ class Series:
 
     def _prepare(self, command: str, mode: str, n: int) -> None:
         """Capture (or announce) `n` calls, and map their outputs where they lie."""
-        self._forget_outputs()
+        self.unmap()
         if mode == "eager":
             self._ask({"cmd": command, "mode": "eager", "n": n})
             return
@@ -312,24 +307,18 @@ class Series:
             reply = self.worker.ask({"cmd": command, "mode": "graph+copy", "n": n}, self._left())
         if reply.get("ok") is not True:
             if reply.get("kind") in ("shape", "dtype"):
-                self._good(reply)
+                accepted(reply)
             raise NotCapturable(str(reply.get("message")).split("\n")[0][:200])
         if reply["outputs"]:
             if len(reply["outputs"]) != n:
                 raise ValueError(f"{len(reply['outputs'])} calls captured, expected {n}")
             self.mapped = MappedOutputs(reply, list(self.layout.outputs.values()))
 
-    def _forget_outputs(self) -> None:
+    def unmap(self) -> None:
+        """Let go of all of the worker's memory."""
         if self.mapped:
             self.mapped.close()
             self.mapped = None
-
-    def unmap(self) -> None:
-        """Let go of all of the worker's memory."""
-        self._forget_outputs()
-        if self.block:
-            self.block.close()
-            self.block = None
 
     def _renew_scalars(self, prepare: Callable[[], None]) -> None:
         """New inputs whose generated scalars the worker must know before the batch.
@@ -367,7 +356,7 @@ class Series:
         """One timed batch: seconds by the judge's clock and by the worker's."""
         n = self.layout.n
         if self.varying:
-            self._renew_scalars(lambda: self._prepare("prepare", self._mode, n))
+            self._renew_scalars(partial(self._prepare, "prepare", self._mode, n))
         self._ticket += 1
         ticket, words = self._ticket, self.worker.page.words
         words[wire.DONE] = 0
@@ -391,7 +380,7 @@ class Series:
         self.backend.synchronize()
         judge_s = (time.perf_counter_ns() - begin) / 1e9
 
-        own_s = float(self._good(self.worker.receive(self._left()))["seconds"])
+        own_s = float(accepted(self.worker.receive(self._left()))["seconds"])
         if not 0 <= own_s < 1e4:
             raise ValueError(f"a batch of {own_s} s was reported")
         for index in chosen:
@@ -426,9 +415,13 @@ class Series:
             plan.append(row)
         return plan
 
-    def _singles(self, measured: Measured, mode: str, pool: int, asks: int) -> None:
+    def _singles(self, measured: Measured, per_call: float, most: int) -> None:
         """Ask for sets one by one in a secret order; sets never asked for must stay poisoned."""
-        prepare = lambda: self._prepare("prepare_singles", mode, pool)  # noqa: E731
+        asks = self.plan.asks(per_call, most)
+        pool = min(most, 2 * asks)
+        if pool > self.layout.n:
+            self._bind(pool)
+        prepare = partial(self._prepare, "prepare_singles", self._mode, pool)
         if self.varying:
             self._renew_scalars(prepare)
         else:
@@ -458,7 +451,7 @@ class Series:
             end = worker.wait_word(wire.ANSWER, request, self._left(), sleep_s=sleep_s)
             measured.singles_s.append((end - begin) / 1e9)
         words[wire.ASK] = (asks + 1) << 20 | wire.ASK_STOP
-        self._good(worker.receive(self._left()))
+        accepted(worker.receive(self._left()))
         for index, private in privates.items():
             self._verify(index, private)
         for index in _random.sample(idle, min(3, len(idle))):

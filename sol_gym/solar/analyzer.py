@@ -7,7 +7,6 @@ and is kept, so that asking for another device or again costs nothing.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ class _Analysis:
     complete: bool
 
 
-_remembered: OrderedDict[str, _Analysis] = OrderedDict()
+_remembered: OrderedDict[tuple[str, int], _Analysis] = OrderedDict()
 
 
 def analyze(
@@ -77,14 +76,7 @@ def analyze(
         >>> analyze(problem, problem.workloads[0], get_device("h200")).bound_by
         'memory'
     """
-    key = json.dumps(
-        [
-            problem.definition.model_dump(mode="json", exclude={"description"}),
-            workload.model_dump(mode="json", exclude={"uuid", "tolerance"}),
-            seed,
-        ],
-        sort_keys=True,
-    )
+    key = (problem.workload_hash(workload), seed)
     analysis = _remembered.get(key)
     if analysis is None:
         analysis = _remembered[key] = _analyze(problem, workload, seed)

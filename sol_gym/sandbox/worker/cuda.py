@@ -50,14 +50,14 @@ def _check(code: int, call: str) -> None:
         raise CudaError(f"{call} failed: {(text.value or b'unknown error').decode()} ({code})")
 
 
-_PAGE = 2 << 20
+_PAGE = 64 << 10
 
 
 def allocate(nbytes: int) -> int:
-    """Device address of a fresh allocation, rounded up to whole 2 MiB pages.
+    """Device address of a fresh allocation, rounded up to whole pages of 64 KiB.
 
-    A mapping of an allocation that does not end on a page seems to be made of smaller pages: reads
-    through one ran at 83 % of the bandwidth (docs/measurements.md).
+    Another process maps an allocation of any other size with small pages: on an H200 reads and
+    writes through such a mapping reached 83 % of the bandwidth (docs/measurements.md).
     """
     nbytes = -(-nbytes // _PAGE) * _PAGE
     pointer = ctypes.c_uint64()

@@ -84,9 +84,6 @@ class Session:
         self.graph: Any = None
         self.graphs: list[Any] = []
         self.kept: list[Any] = []
-        self.block: Any = None
-        self.block_handle = ""
-        self._block_pointer = 0
 
     # -- loading and binding ------------------------------------------------------------------
 
@@ -102,9 +99,8 @@ class Session:
             self.capture_stream = torch.cuda.Stream()
         else:
             torch.set_num_threads(message["threads"])
-        start = time.perf_counter()
         self.run, self.dps = loading.load(message)
-        return {"ok": True, "dps": self.dps, "seconds": time.perf_counter() - start}
+        return {"ok": True, "dps": self.dps}
 
     def on_build(self, message: dict[str, Any]) -> dict[str, Any]:
         """Compile sources (in a worker that does nothing else)."""
@@ -120,7 +116,6 @@ class Session:
             from . import cuda
 
             torch.cuda.synchronize()
-            self._free_block()
             pointer, self.arena = self.arena.data_ptr(), None
             cuda.close_handle(pointer)
         self.arena = None
@@ -147,11 +142,8 @@ class Session:
         """Make the argument tensors of every set: views of the arena, as the judge laid it out."""
         self.on_release({})
         self.specs = message["outputs"]
-        if self.on_gpu:
-            self.block = self._device_block(message["output_bytes"])
-        else:
-            start = message["input_bytes"]
-            self.block = self.arena[start : start + message["output_bytes"]]
+        start = message["input_bytes"]
+        block = self.arena[start : start + message["output_bytes"]]
         self.sets = [
             [
                 message["scalars"][i][spec["name"]]
@@ -161,12 +153,10 @@ class Session:
             ]
             for i in range(message["n"])
         ]
-        self.targets = [
-            [_view(self.block, spec, i) for spec in self.specs] for i in range(message["n"])
-        ]
+        self.targets = [[_view(block, spec, i) for spec in self.specs] for i in range(message["n"])]
         if hasattr(self.run, "axes"):
             self.run.axes[:] = message["axes"]
-        return {"ok": True, "handle": self.block_handle}
+        return {"ok": True}
 
     def on_scalars(self, message: dict[str, Any]) -> dict[str, Any]:
         """Replace scalar arguments that change with the inputs."""
@@ -175,27 +165,10 @@ class Session:
                 self.sets[i][position] = value
         return {"ok": True}
 
-    def _device_block(self, nbytes: int) -> Any:
-        """Own memory for destination buffers and copies, shared with the judge."""
-        from . import cuda
-
-        self._free_block()
-        self._block_pointer = cuda.allocate(max(nbytes, 1))
-        self.block_handle = cuda.export(self._block_pointer).hex()
-        return cuda.as_bytes(self._block_pointer, nbytes)
-
-    def _free_block(self) -> None:
-        from . import cuda
-
-        if self._block_pointer:
-            pointer, self._block_pointer = self._block_pointer, 0
-            self.targets, self.block = [], None
-            cuda.free(pointer)
-
     # -- calling ------------------------------------------------------------------------------
 
     def _call(self, index: int, copy: bool) -> list[Any] | None:
-        """Call `run` on a set; outputs end in the arena (destination passing, copied) or are returned."""
+        """Call `run` on a set; outputs end in the targets (destination passing, copied) or are returned."""
         arguments = self.sets[index]
         if self.dps:
             self.run(*arguments, *self.targets[index])
@@ -291,10 +264,8 @@ class Session:
             made, graph = self._capture([index], copy=mode == "graph+copy")
             self.graphs.append(graph)
             outputs += made
-        for (
-            graph
-        ) in self.graphs:  # The first launch of a graph uploads it; that is not the kernel's time.
-            graph.replay()
+        for graph in self.graphs:
+            graph.replay()  # The first launch uploads it; that is not the kernel's time.
         torch.cuda.synchronize()
         if self.dps or mode == "graph+copy":
             return {"ok": True, "outputs": []}

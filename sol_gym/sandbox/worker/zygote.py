@@ -14,6 +14,7 @@ Started by the judge as ``python -I -c ...`` with the file descriptor of its soc
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -49,7 +50,7 @@ def main(fd: int, warm: list[str]) -> None:
         data, fds, _, _ = socket.recv_fds(judge, 1 << 16, 8)
         if not data:
             return
-        request = _parse(data)
+        request = json.loads(data)
         pid = os.fork()
         if pid == 0:
             judge.close()
@@ -70,12 +71,6 @@ def _warm_triton() -> None:
         from triton.runtime.cache import triton_key
 
         triton_key()
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    import json
-
-    return json.loads(data)
 
 
 def _block_judge_imports() -> None:
