@@ -26,8 +26,10 @@ from ..evaluation import Correctness, Status, Timing, WorkloadResult
 from ..inputs import InputMaker
 from ..problem import AxisConst, Definition, Problem, RandomInput, ScalarInput, TensorSpec, Workload
 from ..solution import Solution
+from . import replies
 from .backend import backend_for
 from .build import BuildCache, FlagRefused, binding_of, checked_flags
+from .cgroup import Groups
 from .correctness import Comparison
 from .process import Limits, Worker, WorkerGone, Zygote, remove_tree
 from .reference import InvalidReference, Reference
@@ -35,6 +37,7 @@ from .series import NotCapturable, Series, Verdict, accepted, decide
 from .stages import Stages
 from .timing import Calibration, Measured, Plan, timing_from
 from .worker import wire
+from .worker.isolation import missing
 
 Progress = Callable[[str, int, int], None]
 _BUILD_TIMEOUT_S = 240.0
@@ -65,6 +68,8 @@ class Request:
     inputs_profile: str = "compatible"
     timing: bool = True
     timeout_s: float = 300.0
+    strict_isolation: bool = False
+    """Refuse to run anything (`InfrastructureError`) where a layer is missing."""
     plan: Plan | None = None
     on_progress: Progress = lambda *_: None
     cancelled: Callable[[], bool] = lambda: False
@@ -98,6 +103,8 @@ class Judge:
         try:
             remove_abandoned_scratch()
             self.scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")).resolve()
+            self.scratch.chmod(0o711)  # Workers may be another user; each folder in it is private.
+            self.groups = Groups()
             self.backend = backend_for(device)
         except BaseException:
             self.zygote.close()
@@ -112,6 +119,7 @@ class Judge:
         """End the zygote, release memory, remove the scratch folder."""
         self.zygote.close()
         self.backend.close()
+        self.groups.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     # -- calibration --------------------------------------------------------------------------
@@ -175,6 +183,7 @@ class Judge:
         return Worker.spawn(
             self.zygote, limits, hidden=self.hidden, environment=self.backend.environment(),
             cpus=self.backend.worker_cpus(), scratch_base=self.scratch, arena_fd=arena_fd, prepare=prepare,
+            groups=self.groups,
         )  # fmt: skip
 
 
@@ -205,15 +214,7 @@ class _Run:
             with self.outcome.stages_s.timed("build"):
                 self._build()
             self._load()
-        except (
-            FlagRefused,
-            Verdict,
-            WorkerGone,
-            wire.Timeout,
-            wire.ProtocolError,
-            KeyError,
-            TypeError,
-        ) as error:
+        except (FlagRefused, Verdict, WorkerGone, wire.Timeout, wire.ProtocolError) as error:
             refused = isinstance(error, FlagRefused)
             outcome.status, outcome.message = (
                 (Status.COMPILE_ERROR, str(error)) if refused else decide(error)
@@ -259,6 +260,7 @@ class _Run:
         with self.outcome.stages_s.timed("fork"):
             builder = judge.spawn(self._limits(), None, self._write_sources)
         try:
+            self._insist_on_layers(builder)
             reply = builder.ask(
                 {
                     "cmd": "build", "dir": str(builder.scratch), "binding": self.binding,
@@ -268,12 +270,9 @@ class _Run:
                 },
                 self._left(),
             )  # fmt: skip
-            accepted(reply)
-            path = Path(str(reply["library"]))
-            if path.parent != builder.scratch / "build":
-                raise KeyError("library")
+            name = replies.library_name(accepted(reply), str(builder.scratch / "build"))
             builder.stop()
-            self.library = judge.builds.put(key, path)
+            self.library = judge.builds.put(key, name, builder.open_file(f"build/{name}"))
         finally:
             self.outcome.log = builder.kill()
 
@@ -295,6 +294,7 @@ class _Run:
         with self.outcome.stages_s.timed("fork"):
             self.worker = judge.spawn(self._limits(), self.arena.fd, self._write_sources)
         self.outcome.isolation = self.worker.layers
+        self._insist_on_layers(self.worker)
         spec = self.solution.spec
         definition = self.problem.definition
         with self.outcome.stages_s.timed("load"):
@@ -312,10 +312,20 @@ class _Run:
             )  # fmt: skip
             if reply.get("ok") is not True and reply.get("kind") == "raised":
                 reply["kind"] = "load"
-            self.dps = bool(accepted(reply)["dps"])
+            self.dps = replies.destination_passing(accepted(reply))
             attach = self.arena.attach()
             if attach:
                 accepted(self.worker.ask(attach, self._left()))
+
+    def _insist_on_layers(self, worker: Worker) -> None:
+        """Under strict isolation nothing of a candidate is loaded or compiled without every layer."""
+        lacking = missing(worker.layers) if self.request.strict_isolation else {}
+        if lacking:
+            names = "; ".join(f"{name} ({reason})" for name, reason in lacking.items())
+            raise InfrastructureError(
+                f"strict isolation: this machine does not give {names}; see `sol-gym doctor`, "
+                "or evaluate without strict isolation"
+            )
 
     def _end_worker(self) -> None:
         if self.worker is not None:
@@ -414,7 +424,7 @@ class _Run:
     def _take_triton_seed(self) -> None:
         """Keep what Triton compiled for the trusted kernel: every worker would compile it again."""
         assert self.worker is not None
-        compiled = self.worker.scratch / "cache" / "triton"
+        compiled = Path(f"/proc/self/fd/{self.worker.scratch_fd}/cache/triton")
         if self.judge.triton_seed is None and compiled.is_dir():
             self.judge.triton_seed = self.judge.scratch / "triton-seed"
             shutil.copytree(compiled, self.judge.triton_seed)

@@ -7,11 +7,13 @@ no process and closes every descriptor.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -22,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InfrastructureError
+from .cgroup import Group, Groups
 from .worker import wire
-from .worker.isolation import descendants
+from .worker.isolation import descendants, private_folders
 
 _WORKER_PACKAGE = Path(__file__).parent / "worker"
 _BOOT = """
@@ -44,6 +47,13 @@ _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
 _LOG_BYTES = 8192
 _GIB = 1 << 30
+_SYS_OPENAT2 = 437
+_BENEATH = 0x08 | 0x04 | 0x01
+"""RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV."""
+
+
+def _tasks() -> int:
+    return max(1024, 32 * (os.cpu_count() or 1))
 
 
 @dataclass(frozen=True)
@@ -52,18 +62,49 @@ class Limits:
 
     wall_s: float = 300.0
     memory_bytes: int = 16 * _GIB
+    """Private memory of all its processes together; files in memory have limits of their own."""
     address_space_bytes: int | None = None
     file_bytes: int = 4 * _GIB
     open_files: int = 4096
     shm_bytes: int = 2 * _GIB
+    scratch_bytes: int = 2 * _GIB
+    """Size of the scratch folder, which lies in memory."""
+    tasks: int = field(default_factory=_tasks)
+    """Processes and threads together."""
     namespaces: bool = True
     """Whether to use namespaces where the machine allows them (tests switch them off)."""
+    leave_out: frozenset[str] = frozenset()
+    """Layers not to use: `landlock`, `seccomp`, `cgroup`, `other_user`. For tests and `doctor`,
+    which try what the others hold alone."""
+
+
+DEFAULT_WORKER_UID = 65533
+"""The user that workers of a judge that runs as root become on the CPU. It must own nothing."""
+
+
+def worker_uid(*, on_gpu: bool) -> int | None:
+    """The user to run workers as: `SOL_GYM_WORKER_UID`, else a default on the CPU.
+
+    On a GPU the driver shares memory between processes of one user; whether it does so between
+    users depends on it, so nothing is changed there unasked.
+    """
+    asked = os.environ.get("SOL_GYM_WORKER_UID")
+    if asked:
+        try:
+            return int(asked) or None
+        except ValueError:
+            raise InfrastructureError(
+                f"SOL_GYM_WORKER_UID is {asked!r}, expected the number of a user, or 0 for the judge's own"
+            ) from None
+    return None if on_gpu else DEFAULT_WORKER_UID
 
 
 class Zygote:
     """A warm interpreter that forks workers."""
 
     def __init__(self, *, on_gpu: bool):
+        self.on_gpu = on_gpu
+        self.private = private_folders()
         ours, theirs = socket.socketpair()
         environment = {k: os.environ[k] for k in _KEPT_VARIABLES if k in os.environ}
         warm = [
@@ -174,6 +215,9 @@ class Worker:
     """Pid of the worker's outermost untrusted process, as the judge sees it."""
     layers: dict[str, Any] = field(default_factory=dict)
     exit: Exit | None = None
+    scratch_fd: int = -1
+    """The scratch folder as the worker sees it: a file system of its own that no path leads to."""
+    group: Group | None = None
     _log: bytearray = field(default_factory=bytearray)
     _log_thread: threading.Thread | None = None
     _tree: list[int] = field(default_factory=list)
@@ -182,6 +226,7 @@ class Worker:
     def spawn(
         cls, zygote: Zygote, limits: Limits, *, hidden: list[str], environment: dict[str, str],
         cpus: list[int], scratch_base: Path, arena_fd: int | None = None, prepare: Any = None,
+        groups: Groups | None = None,
     ) -> Worker:  # fmt: skip
         """Fork a worker and wait for its greeting.
 
@@ -191,7 +236,7 @@ class Worker:
         try:
             if prepare:
                 prepare(scratch)
-            return cls._spawn(zygote, limits, hidden, environment, cpus, scratch, arena_fd)
+            return cls._spawn(zygote, limits, hidden, environment, cpus, scratch, arena_fd, groups)
         except BaseException:
             remove_tree(scratch)
             raise
@@ -199,7 +244,7 @@ class Worker:
     @classmethod
     def _spawn(
         cls, zygote: Zygote, limits: Limits, hidden: list[str], environment: dict[str, str],
-        cpus: list[int], scratch: Path, arena_fd: int | None,
+        cpus: list[int], scratch: Path, arena_fd: int | None, groups: Groups | None,
     ) -> Worker:  # fmt: skip
         control, control_theirs = socket.socketpair()
         status, status_theirs = socket.socketpair()
@@ -208,13 +253,30 @@ class Worker:
         fds = [control_theirs.fileno(), status_theirs.fileno(), log_write, page_fd]
         if arena_fd is not None:
             fds.append(arena_fd)
-        rlimits = {"FSIZE": limits.file_bytes, "NOFILE": limits.open_files}
+        rlimits = {
+            "FSIZE": limits.file_bytes, "NOFILE": limits.open_files,
+            "CPU": int(limits.wall_s * max(1, len(cpus))) + 10,
+        }  # fmt: skip
         if limits.address_space_bytes:
             rlimits["AS"] = limits.address_space_bytes
+        group = None
+        note = "left out"
+        if groups is not None and "cgroup" not in limits.leave_out:
+            everything = limits.memory_bytes + limits.shm_bytes + limits.scratch_bytes
+            group = groups.make(scratch.name, everything, limits.tasks)
+            note = groups.note
         request = {
             "namespaces": limits.namespaces,
+            "leave_out": sorted(limits.leave_out),
+            "on_gpu": zygote.on_gpu,
+            "uid": None if "other_user" in limits.leave_out else worker_uid(on_gpu=zygote.on_gpu),
+            "cgroup": str(group.path) if group else None,
+            "cgroup_note": note,
             "scratch": str(scratch),
+            "scratch_bytes": limits.scratch_bytes,
+            "tasks": limits.tasks,
             "hidden": hidden,
+            "private": zygote.private,
             "shm_bytes": limits.shm_bytes,
             "wall_s": limits.wall_s,
             "memory_bytes": limits.memory_bytes,
@@ -225,7 +287,7 @@ class Worker:
         worker = None
         try:
             supervisor = zygote.fork(request, fds)
-            worker = cls(control, status, page, scratch, supervisor, cpus)
+            worker = cls(control, status, page, scratch, supervisor, cpus, group=group)
         finally:
             control_theirs.close()
             status_theirs.close()
@@ -236,10 +298,13 @@ class Worker:
                 status.close()
                 os.close(log_read)
                 page.close()
+                if group:
+                    group.remove()
         worker._log_thread = threading.Thread(target=worker._drain, args=(log_read,), daemon=True)
         worker._log_thread.start()
         try:
             worker.root = int(wire.receive(status, _FORK_TIMEOUT_S)["pid"])
+            worker.scratch_fd = _receive_fd(status)
             hello = wire.receive(control, _FORK_TIMEOUT_S)
             worker.layers = hello.get("layers", {})
         except (wire.Closed, wire.Timeout, wire.ProtocolError) as error:
@@ -290,6 +355,23 @@ class Worker:
                     return clock()
                 raise WorkerGone(self.wait_exit(5.0))
 
+    # -- files --------------------------------------------------------------------------------
+
+    def open_file(self, path: str) -> int:
+        """Descriptor of a regular file in the scratch folder, whatever the worker has put there.
+
+        Raises:
+            wire.ProtocolError: there is none of that name, or links or other folders are on the way.
+        """
+        try:
+            descriptor = open_beneath(self.scratch_fd, path)
+        except OSError as error:
+            raise wire.ProtocolError(f"{path}: {error.strerror}") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise wire.ProtocolError(f"{path} is not a regular file")
+        return descriptor
+
     # -- life and death -----------------------------------------------------------------------
 
     def ended(self) -> bool:
@@ -301,7 +383,10 @@ class Worker:
         if self.exit is None:
             try:
                 message = wire.receive(self.status, timeout_s)
-                self.exit = Exit(int(message.get("code", 1)), str(message.get("reason", "")))
+                reason = str(message.get("reason", ""))
+                if not reason and self.group and self.group.out_of_memory():
+                    reason = "memory limit of its control group"
+                self.exit = Exit(int(message.get("code", 1)), reason)
             except (wire.Closed, wire.Timeout, wire.ProtocolError):
                 self.exit = Exit(1, "its supervisor vanished or it closed its channel")
         return self.exit
@@ -341,6 +426,11 @@ class Worker:
             self._log_thread.join(2.0)
         with contextlib.suppress(BufferError):
             self.page.close()
+        if self.scratch_fd >= 0:
+            os.close(self.scratch_fd)
+            self.scratch_fd = -1
+        if self.group:
+            self.group.remove()
         remove_tree(self.scratch)
         return self._log.decode(errors="replace")
 
@@ -358,6 +448,29 @@ class Worker:
                 cut = total - len(head) - len(tail)
                 note = f"\n... {cut} bytes left out ...\n".encode() if cut else b""
                 self._log = head + note + tail
+
+
+def open_beneath(folder: int, path: str) -> int:
+    """Open a file for reading below a folder, following no link and leaving it nowhere (openat2)."""
+    how = (ctypes.c_uint64 * 3)(os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, 0, _BENEATH)
+    libc = ctypes.CDLL(None, use_errno=True)
+    found = libc.syscall(_SYS_OPENAT2, folder, path.encode(), how, ctypes.sizeof(how))
+    if found < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(found)
+
+
+def _receive_fd(sock: socket.socket) -> int:
+    """The descriptor that a new worker sends when its mounts are arranged."""
+    sock.settimeout(_FORK_TIMEOUT_S)
+    try:
+        _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
+    except TimeoutError:
+        raise wire.Timeout from None
+    if not descriptors:
+        raise wire.Closed("it ended while its mounts were arranged")
+    return descriptors[0]
 
 
 def remove_tree(path: Path) -> None:

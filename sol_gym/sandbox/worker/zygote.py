@@ -94,14 +94,18 @@ def _supervise(request: dict[str, Any], fds: list[int]) -> None:
     isolation.adopt_orphans()
     status = socket.socket(fileno=status_fd)
     layers: isolation.Layers = {}
-    contained = isolation.enter_namespaces(layers) if request["namespaces"] else False
+    uid = _other_user(request, layers)
+    contained = (
+        isolation.enter_namespaces(layers, as_root=uid is not None)
+        if request["namespaces"]
+        else False
+    )
     gate_read, gate_write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(gate_write)
-        status.close()
         try:
-            _start(request, layers, contained, control_fd, log_fd, shared, gate_read)
+            _start(request, layers, contained, uid, control_fd, log_fd, status, shared, gate_read)
         finally:
             os._exit(70)
     os.close(gate_read)
@@ -118,8 +122,24 @@ def _supervise(request: dict[str, Any], fds: list[int]) -> None:
         wire.send(status, {"event": "exit", "code": code, "reason": reason})
 
 
+def _other_user(request: dict[str, Any], layers: isolation.Layers) -> int | None:
+    """The user to become, or None with the reason in `layers`."""
+    uid = request["uid"]
+    if os.getuid():
+        layers["other_user"] = "only root can become another user"
+    elif uid is None:
+        layers["other_user"] = "not asked for (SOL_GYM_WORKER_UID)"
+    else:
+        private = request["private"] if request["namespaces"] else []
+        closed = isolation.unreadable_for(uid, isolation.needed_folders(), private)
+        if closed is None:
+            return int(uid)
+        layers["other_user"] = f"not possible: {closed} cannot be read by other users"
+    return None
+
+
 def _watch(child: int, request: dict[str, Any]) -> tuple[int, str]:
-    """Wait for the child's end, enforcing memory and wall time; returns exit code and reason."""
+    """Wait for the child's end, enforcing memory, tasks and wall time; returns exit code and reason."""
     deadline = time.monotonic() + request["wall_s"]
     me = os.getpid()
     while True:
@@ -127,13 +147,13 @@ def _watch(child: int, request: dict[str, Any]) -> tuple[int, str]:
         if pid:
             return os.waitstatus_to_exitcode(code), ""
         reason = ""
+        tree = isolation.descendants(me)
         if time.monotonic() > deadline:
             reason = f"wall time limit of {request['wall_s']:.0f} s"
-        elif (
-            request["memory_bytes"]
-            and isolation.private_bytes(isolation.descendants(me)) > request["memory_bytes"]
-        ):
+        elif request["memory_bytes"] and isolation.private_bytes(tree) > request["memory_bytes"]:
             reason = f"memory limit of {request['memory_bytes'] / 2**30:.1f} GiB"
+        elif isolation.tasks(tree) > request["tasks"]:
+            reason = f"process limit of {request['tasks']}"
         if reason:
             os.kill(child, signal.SIGKILL)
             _, code = os.waitpid(child, 0)
@@ -145,8 +165,10 @@ def _start(
     request: dict[str, Any],
     layers: isolation.Layers,
     contained: bool,
+    uid: int | None,
     control_fd: int,
     log_fd: int,
+    status: socket.socket,
     shared: list[int],
     gate: int,
 ) -> None:
@@ -155,15 +177,35 @@ def _start(
     if os.read(gate, 2) != b"go":
         os._exit(70)
     os.close(gate)
+    scratch = request["scratch"]
+    _join_group(request, layers)
     if contained:
         try:
             isolation.arrange_mounts(
-                request["scratch"], request["hidden"], request["shm_bytes"], layers
-            )
+                scratch, request["scratch_bytes"], os.getuid() if uid is None else uid,
+                request["hidden"], request["private"], isolation.needed_folders(),
+                request["shm_bytes"], layers,
+            )  # fmt: skip
         except OSError as error:
             layers["mount_ns"] = f"mounts failed: {error}"
+    if uid is not None:
+        if layers.get("scratch_limit") is not True:
+            isolation.give(scratch, uid)
+        isolation.become(uid, layers)
+    folder = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
+    socket.send_fds(status, [b"S"], [folder])
+    os.close(folder)
+    status.close()
+    limits = dict(request["rlimits"])
+    if layers.get("user_ns") is True and isolation.counts_processes_by_namespace():
+        limits["NPROC"] = request["tasks"]
+    isolation.confine(
+        scratch, limits, layers, on_gpu=request["on_gpu"], leave_out=request["leave_out"]
+    )
+    if contained:
         worker_pid = os.fork()
         if worker_pid:
+            isolation.be_unreadable()
             os.close(control_fd)
             os.close(log_fd)
             _init(worker_pid)
@@ -175,11 +217,11 @@ def _start(
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     _close_all_but({0, 1, 2, *keep} - {log_fd})
+    layers["closed_descriptors"] = True
     os.sched_setaffinity(0, request["cpus"])
-    isolation.limit(request["rlimits"], layers)
-    isolation.drop_privileges(layers)
     _clean_environment(request)
-    os.chdir(request["scratch"])
+    layers["clean_environment"] = True
+    os.chdir(scratch)
     from . import worker
 
     code = 1
@@ -190,6 +232,19 @@ def _start(
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _join_group(request: dict[str, Any], layers: isolation.Layers) -> None:
+    """Move into the control group that the judge made for this worker."""
+    group = request["cgroup"]
+    layers["cgroup"] = request["cgroup_note"]
+    if group:
+        try:
+            with open(os.path.join(group, "cgroup.procs"), "w") as file:
+                file.write("0")
+            layers["cgroup"] = True
+        except OSError as error:
+            layers["cgroup"] = f"not permitted: {error.strerror}"
 
 
 def _init(worker_pid: int) -> None:
@@ -221,6 +276,8 @@ def _clean_environment(request: dict[str, Any]) -> None:
         TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "inductor"),
         TORCH_EXTENSIONS_DIR=os.path.join(cache, "extensions"),
         CUDA_CACHE_PATH=os.path.join(cache, "cuda"),
+        USER="worker",
+        LOGNAME="worker",
         **request["environment"],
     )
     import tempfile
