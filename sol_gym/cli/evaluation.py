@@ -48,6 +48,12 @@ _SOLUTION = click.Path(exists=True, path_type=Path)
     show_default=True,
     help="Seconds for the solution.",
 )
+@click.option(
+    "--strict-isolation",
+    is_flag=True,
+    default=None,
+    help="Refuse to run where a layer of isolation is missing (also SOL_GYM_STRICT_ISOLATION=1).",
+)
 @click.option("--no-timing", is_flag=True, help="Correctness only.")
 @click.option(
     "--store", type=click.Path(path_type=Path), help="Append the evaluation to this JSONL file."
@@ -55,7 +61,7 @@ _SOLUTION = click.Path(exists=True, path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print the evaluation as JSON.")
 def evaluate(
     problem: str, solution: Path, device: str, profile: str | None, workloads: tuple[int, ...], bound_set: str,
-    seed: int | None, timeout_s: float, no_timing: bool, store: Path | None, as_json: bool,
+    seed: int | None, timeout_s: float, strict_isolation: bool | None, no_timing: bool, store: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge SOLUTION (a source file or solution.json) on PROBLEM (an id, or a folder in the public layout).
 
@@ -63,7 +69,10 @@ def evaluate(
     """
     from ..evaluate.client import Evaluator, as_problem
 
-    with Evaluator(device) as evaluator, render.progress("evaluating", quiet=as_json) as update:
+    with (
+        Evaluator(device, strict_isolation=strict_isolation) as evaluator,
+        render.progress("evaluating", quiet=as_json) as update,
+    ):
         chosen = as_problem(problem, profile, evaluator.device)  # type: ignore[arg-type]
         if workloads:
             chosen = chosen.with_workloads(list(workloads))

@@ -15,7 +15,9 @@ from ..device import Device, calibrate_cpu
 from ..errors import BoundError, ProblemError
 from ..evaluation import Evaluation, Provenance, Status, WorkloadResult
 from ..problem import Problem
+from ..sandbox import doctor
 from ..sandbox.judge import Judge, Outcome, Request
+from ..sandbox.worker.isolation import missing
 from ..score import overall_status, problem_score, score_workload
 from ..solution import Solution
 from .baseline import Baselines, BaselineTimes
@@ -34,14 +36,18 @@ class Bench:
         """End the judge."""
         self.judge.close()
 
-    def describe(self) -> dict[str, Any]:
-        """Device, versions, isolation layers and calibrated overheads."""
+    def describe(self, *, examine: bool = False) -> dict[str, Any]:
+        """Device, versions, isolation layers and calibrated overheads; with `examine` also what came
+        of trying to break out of a worker (seconds)."""
+        attempts = [f.to_json() for f in doctor.examine(self.judge)] if examine else None
         layers = self.judge.probe()
         calibration = self.judge.calibration
         return {
             "device": self.device.model_dump(mode="json"),
             "versions": self._versions(),
             "isolation": layers,
+            "missing": missing(layers),
+            "attempts": attempts,
             "state": self.judge.backend.state(),
             "overhead_ms": calibration.overhead_s * 1e3,
             "handshake_us": calibration.handshake_s * 1e6,
@@ -58,6 +64,7 @@ class Bench:
         scoring: bool,
         bound_set: str,
         timeout_s: float,
+        strict_isolation: bool = False,
         on_progress: Callable[[str, int, int], None],
         cancelled: Callable[[], bool],
     ) -> Evaluation:
@@ -66,7 +73,8 @@ class Bench:
         outcome = self.judge.evaluate(
             Request(
                 problem, solution, seed=seed, inputs_profile=inputs_profile, timing=timing,
-                timeout_s=timeout_s, on_progress=on_progress, cancelled=cancelled,
+                timeout_s=timeout_s, strict_isolation=strict_isolation,
+                on_progress=on_progress, cancelled=cancelled,
             )
         )  # fmt: skip
         results, baseline_set = outcome.results, None

@@ -38,13 +38,18 @@ class Evaluator:
 
     Args:
         device: key of a device model that is present, or "auto".
+        strict_isolation: raise `InfrastructureError` instead of running a solution where a layer of
+            isolation is missing; None asks the environment variable SOL_GYM_STRICT_ISOLATION.
 
     Example:
         >>> with Evaluator() as evaluator:  # doctest: +SKIP
         ...     evaluation = evaluator.evaluate("FIB/021_rmsnorm_h128", source_text)
     """
 
-    def __init__(self, device: str | Device = "auto"):
+    def __init__(self, device: str | Device = "auto", *, strict_isolation: bool | None = None):
+        self.strict_isolation = (
+            _strict_by_environment() if strict_isolation is None else strict_isolation
+        )
         self.device = device if isinstance(device, Device) else get_device(device)
         self._socket: socket.socket | None = None
         self._owner = os.getpid()
@@ -111,12 +116,19 @@ class Evaluator:
             "scoring": scoring and timing,
             "bound_set": bound_set,
             "timeout_s": timeout_s,
+            "strict_isolation": self.strict_isolation,
         }
         return Evaluation.model_validate(self._request(message, timeout_s, on_progress))
 
-    def describe(self, *, on_progress: OnProgress | None = None) -> dict[str, Any]:
-        """What the judge runs on: device, versions, isolation layers, calibrated overheads."""
-        return self._request({"cmd": "describe"}, 120.0, on_progress)
+    def describe(
+        self, *, examine: bool = False, on_progress: OnProgress | None = None
+    ) -> dict[str, Any]:
+        """What the judge runs on: device, versions, isolation layers, calibrated overheads.
+
+        With `examine`, workers also try to break out, and `attempts` says what came of it; that
+        takes some seconds.
+        """
+        return self._request({"cmd": "describe", "examine": examine}, 180.0, on_progress)
 
     def _refused(
         self, problem: Problem, solution: Solution, inputs_profile: str
@@ -194,6 +206,15 @@ class Evaluator:
             self._socket = connect(self.device, on_progress)
             self._owner = os.getpid()
         return self._socket
+
+
+def _strict_by_environment() -> bool:
+    text = os.environ.get("SOL_GYM_STRICT_ISOLATION", "")
+    if text.lower() not in ("", "0", "1", "false", "true", "no", "yes"):
+        raise InfrastructureError(
+            f"SOL_GYM_STRICT_ISOLATION is {text!r}, expected 1 or 0 (or nothing)"
+        )
+    return text.lower() in ("1", "true", "yes")
 
 
 _ERRORS: dict[str, type[Exception]] = {

@@ -117,7 +117,10 @@ class Server:
 
         try:
             if message.get("cmd") == "describe":
-                return {"event": "result", "value": self._bench.describe()}
+                return {
+                    "event": "result",
+                    "value": self._bench.describe(examine=bool(message.get("examine"))),
+                }
             problem = Problem.model_validate(message["problem"]).model_copy(
                 update={"root": message.get("root")}
             )
@@ -131,6 +134,7 @@ class Server:
                 scoring=message["scoring"],
                 bound_set=message["bound_set"],
                 timeout_s=float(message["timeout_s"]),
+                strict_isolation=bool(message.get("strict_isolation")),
                 on_progress=progress,
                 cancelled=client.gone.is_set,
             )

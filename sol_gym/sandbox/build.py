@@ -7,7 +7,6 @@ made inside a sandbox and are only ever loaded inside one.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import tempfile

@@ -39,7 +39,7 @@ spec.loader.exec_module(package)
 from _sol_gym_worker import zygote
 zygote.main(int(sys.argv[2]), sys.argv[3].split(","))
 """
-_KEPT_VARIABLES = (
+KEPT_VARIABLES = (
     "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "LANG", "LC_ALL",
     "CC", "CXX", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE",
 )  # fmt: skip
@@ -106,7 +106,7 @@ class Zygote:
         self.on_gpu = on_gpu
         self.private = private_folders()
         ours, theirs = socket.socketpair()
-        environment = {k: os.environ[k] for k in _KEPT_VARIABLES if k in os.environ}
+        environment = {k: os.environ[k] for k in KEPT_VARIABLES if k in os.environ}
         warm = [
             "numpy",
             "torch",

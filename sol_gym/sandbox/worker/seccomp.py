@@ -28,6 +28,8 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "kcmp": (312, 272),
     "pidfd_getfd": (438, 438),
     "process_madvise": (440, 440),
+    # Memory that outlives its processes and that no limit counts.
+    "shmget": (29, 194),
     # Observation of the machine, kernel interfaces with a history of holes.
     "perf_event_open": (298, 241),
     "bpf": (321, 280),

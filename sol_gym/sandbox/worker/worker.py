@@ -106,6 +106,13 @@ class Session:
         """Compile sources (in a worker that does nothing else)."""
         return {"ok": True, "library": building.build(message)}
 
+    def on_attempt(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Try to break out (in a worker that does nothing else; see `sol_gym.sandbox.doctor`)."""
+        from . import attempts
+
+        broke, detail = attempts.run(message["name"], message["about"] | {"page": self.page})
+        return {"ok": True, "broke": broke, "detail": detail}
+
     def on_unmap(self, message: dict[str, Any]) -> dict[str, Any]:
         """Let go of the arena and of everything cached, so that the judge can lay it out anew."""
         self.on_release({})

@@ -25,6 +25,8 @@ from typing import Any
 from . import isolation, wire
 
 _WATCH_INTERVAL_S = 0.02
+_FILES_INTERVAL_S = 0.2
+"""Looking through open files costs more than reading counters."""
 
 
 def main(fd: int, warm: list[str]) -> None:
@@ -36,7 +38,7 @@ def main(fd: int, warm: list[str]) -> None:
         with contextlib.suppress(ImportError):
             __import__(module)
     # Loaded before the forks: a worker cannot read this folder any more.
-    from . import cuda, worker  # noqa: F401
+    from . import attempts, cuda, worker  # noqa: F401
 
     _warm_triton()
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -44,6 +46,7 @@ def main(fd: int, warm: list[str]) -> None:
 
         interpreter.correct_interpreter()
     _block_judge_imports()
+    isolation.needed_folders()  # Looked for once, not in every fork.
     judge = socket.socket(fileno=fd)
     wire.send(judge, {"event": "ready"})
     while True:
@@ -109,12 +112,12 @@ def _supervise(request: dict[str, Any], fds: list[int]) -> None:
         finally:
             os._exit(70)
     os.close(gate_read)
-    for descriptor in (control_fd, log_fd, *shared):
+    for descriptor in (control_fd, log_fd):
         os.close(descriptor)
     wire.send(status, {"event": "started", "pid": child, "contained": contained})
     os.write(gate_write, b"go")
     os.close(gate_write)
-    code, reason = _watch(child, request)
+    code, reason = _watch(child, request, shared)
     for pid in isolation.descendants(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -138,20 +141,29 @@ def _other_user(request: dict[str, Any], layers: isolation.Layers) -> int | None
     return None
 
 
-def _watch(child: int, request: dict[str, Any]) -> tuple[int, str]:
+def _watch(child: int, request: dict[str, Any], shared: list[int]) -> tuple[int, str]:
     """Wait for the child's end, enforcing memory, tasks and wall time; returns exit code and reason."""
-    deadline = time.monotonic() + request["wall_s"]
+    start = time.monotonic()
+    most = request["memory_bytes"]
     me = os.getpid()
+    known = {os.fstat(descriptor).st_ino for descriptor in shared}
+    files, looked, over = 0, start, 0
     while True:
         pid, code = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(code), ""
         reason = ""
-        tree = isolation.descendants(me)
-        if time.monotonic() > deadline:
+        tree, now = isolation.descendants(me), time.monotonic()
+        arena = sum(os.fstat(descriptor).st_size for descriptor in shared)
+        if now - looked > _FILES_INTERVAL_S:
+            files, looked = isolation.memory_file_bytes(tree, known), now
+        # Twice in a row: while a process starts another, its memory is seen as both of theirs.
+        heavy = most and isolation.memory_bytes(tree, arena, most - files) + files > most
+        over = over + 1 if heavy else 0
+        if now - start > request["wall_s"]:
             reason = f"wall time limit of {request['wall_s']:.0f} s"
-        elif request["memory_bytes"] and isolation.private_bytes(tree) > request["memory_bytes"]:
-            reason = f"memory limit of {request['memory_bytes'] / 2**30:.1f} GiB"
+        elif over > 1:
+            reason = f"memory limit of {most / 2**30:.2f} GiB"
         elif isolation.tasks(tree) > request["tasks"]:
             reason = f"process limit of {request['tasks']}"
         if reason:
