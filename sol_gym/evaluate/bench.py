@@ -26,10 +26,12 @@ from .baseline import Baselines, BaselineTimes
 class Bench:
     """Everything the judge's process does, on one device."""
 
-    def __init__(self, device: Device, cache: Path, hidden: list[str]):
+    def __init__(
+        self, device: Device, cache: Path, hidden: list[str], lock_clock_mhz: int | None = None
+    ):
         self.device = device
         cache.mkdir(parents=True, exist_ok=True)
-        self.judge = Judge(device, cache=cache, hidden=hidden)
+        self.judge = Judge(device, cache=cache, hidden=hidden, lock_clock_mhz=lock_clock_mhz)
         self.baselines = Baselines(device, cache)
 
     def close(self) -> None:

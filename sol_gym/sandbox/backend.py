@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..device import Device, gpu_state
+from ..device import Device, gpu_state, nvml_handle
+from ..errors import InfrastructureError
 from .memory import DeviceArena, HostArena
 from .worker import cuda
 
 _GIB = 1 << 30
+_PROBE_S = 6e-3
+_BUSY_FACTOR, _PROBES = 1.5, 3
+"""The device is busy if so many probes in a row each take so many times what an idle one takes."""
 
 
 class Backend:
@@ -49,6 +55,13 @@ class Backend:
 
     def synchronize(self) -> None:
         """Wait until the judge's own work is done."""
+
+    def busy(self) -> bool:
+        """Whether work of other processes runs on the device while they should be idle.
+
+        On a CPU a stopped process cannot work, so there is nothing to look for.
+        """
+        return False
 
     def state(self) -> dict[str, Any]:
         """Clock and throttling now: {"sm_clock_mhz": int | None, "throttled": bool, "locked": bool}."""
@@ -128,7 +141,7 @@ class CudaBackend(Backend):
     batch_s = 10e-3
     max_sets = 256
 
-    def __init__(self, device: Device):
+    def __init__(self, device: Device, lock_clock_mhz: int | None = None):
         super().__init__(device)
         torch.cuda.init()
         torch.cuda.set_device(0)
@@ -141,6 +154,12 @@ class CudaBackend(Backend):
         self._flush_buffer = torch.empty(2 * device.l2_bytes, dtype=torch.uint8, device="cuda")
         self._capability = torch.cuda.get_device_capability(0)
         self._worker_cpus = _keep_a_core()
+        self._locked = False
+        if lock_clock_mhz is not None:
+            self._lock_clock(lock_clock_mhz)
+        self._probe_writes = 1
+        self._probe_writes = max(1, math.ceil(_PROBE_S / max(self._quickest_probe(), 1e-6)))
+        self._probe_s = self._quickest_probe()
 
     def arena(self) -> DeviceArena:
         return self._arena
@@ -159,7 +178,52 @@ class CudaBackend(Backend):
         torch.cuda.synchronize()
 
     def state(self) -> dict[str, Any]:
-        return gpu_state(0)
+        state = gpu_state(0)
+        return state | {"locked": True} if self._locked else state
+
+    # -- whether anybody else is at work --------------------------------------------------------
+
+    def busy(self) -> bool:
+        """Whether another process's kernels take turns with the judge's.
+
+        Stopping a process (SIGSTOP) does not stop its kernels: a persistent one keeps running and
+        could watch inputs arrive. Contexts share a GPU in time slices of about 2 ms, so a piece of
+        the judge's own work of three slices takes about twice as long while somebody else has
+        work. Its time on an idle device was measured before the first worker existed.
+        """
+        return all(self._probe() > _BUSY_FACTOR * self._probe_s for _ in range(_PROBES))
+
+    def _probe(self) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(self._probe_writes):
+            self._flush_buffer.add_(1)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def _quickest_probe(self) -> float:
+        return min(self._probe() for _ in range(5))
+
+    def _lock_clock(self, mhz: int) -> None:
+        """Hold the SM clock at `mhz` until `close`. Only ever done when it was asked for."""
+        import pynvml
+
+        try:
+            pynvml.nvmlDeviceSetGpuLockedClocks(nvml_handle(0), mhz, mhz)
+        except pynvml.NVMLError as error:
+            raise InfrastructureError(
+                f"the SM clock cannot be locked to {mhz} MHz: {error}; locking needs the right to set "
+                "clocks (usually root); leave SOL_GYM_LOCK_CLOCK_MHZ unset to run unlocked"
+            ) from None
+        self._locked = True
+
+    def _unlock_clock(self) -> None:
+        import pynvml
+
+        if self._locked:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlDeviceResetGpuLockedClocks(nvml_handle(0))
+            self._locked = False
 
     def worker_cpus(self) -> list[int]:
         return self._worker_cpus
@@ -208,6 +272,7 @@ class CudaBackend(Backend):
         return {"TORCH_CUDA_ARCH_LIST": f"{major}.{minor}"}
 
     def close(self) -> None:
+        self._unlock_clock()
         self._arena.close()
 
 
@@ -245,6 +310,17 @@ def _driver_version() -> str:
     return "unknown"
 
 
-def backend_for(device: Device) -> Backend:
-    """The backend of a device model that is present on this machine."""
-    return CpuBackend(device) if device.key == "cpu" else CudaBackend(device)
+def backend_for(device: Device, lock_clock_mhz: int | None = None) -> Backend:
+    """The backend of a device model that is present on this machine.
+
+    Args:
+        lock_clock_mhz: hold a GPU's SM clock there while the backend lives.
+
+    Raises:
+        InfrastructureError: the clock cannot be locked.
+    """
+    if device.key != "cpu":
+        return CudaBackend(device, lock_clock_mhz)
+    if lock_clock_mhz is not None:
+        raise InfrastructureError("only a GPU's clock can be locked; this device is the CPU")
+    return CpuBackend(device)

@@ -86,11 +86,12 @@ class Judge:
         device: model of hardware that is present.
         cache: folder for build artifacts.
         hidden: folders that workers must not see (besides sol_gym's own).
+        lock_clock_mhz: hold the GPU's SM clock there until `close` (needs the right to set clocks).
     """
 
     def __init__(
         self, device: Device, *, cache: Path, hidden: list[str] | None = None,
-        limits: Limits | None = None, plan: Plan | None = None,
+        limits: Limits | None = None, plan: Plan | None = None, lock_clock_mhz: int | None = None,
     ):  # fmt: skip
         self.plan = plan or Plan()
         self.limits = limits or Limits()
@@ -105,7 +106,7 @@ class Judge:
             self.scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")).resolve()
             self.scratch.chmod(0o711)  # Workers may be another user; each folder in it is private.
             self.groups = Groups()
-            self.backend = backend_for(device)
+            self.backend = backend_for(device, lock_clock_mhz)
         except BaseException:
             self.zygote.close()
             raise

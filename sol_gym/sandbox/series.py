@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..errors import InfrastructureError
 from ..evaluation import Status
 from ..inputs import InputMaker
 from ..problem import CustomInput, Problem, Workload
@@ -34,6 +35,8 @@ _SLOW_CALL_S = 0.5
 """Calls this long (interpreted Triton on a CPU) are repeated twice only."""
 _SLOW_REFERENCE_S = 0.02
 _CUSTOM_FILL_BUDGET_S = 0.25
+_IDLE_CHECK_SHARE, _TEARDOWN_S = 0.3, 2.0
+"""How often, unforeseeably, the device is checked to be idle before a batch (6 ms each)."""
 _random = secrets.SystemRandom()
 
 
@@ -351,6 +354,21 @@ class Series:
         else:
             self._fill()
         self._poison_outputs()
+        if _random.random() < _IDLE_CHECK_SHARE and self.backend.busy():
+            self._accuse()
+
+    def _accuse(self) -> None:
+        """The device works although the worker is stopped: whose work is it?"""
+        self.worker.kill()
+        deadline = time.monotonic() + _TEARDOWN_S
+        while self.backend.busy():
+            if time.monotonic() > deadline:
+                raise InfrastructureError(
+                    "another process is working on the GPU; measurements need it for themselves"
+                )
+        raise Verdict(
+            Status.REWARD_HACK, "the solution's work ran on the GPU while its inputs were written"
+        )
 
     def _batch(self) -> tuple[float, float]:
         """One timed batch: seconds by the judge's clock and by the worker's."""

@@ -93,3 +93,30 @@ def test_no_device_memory_is_left_by_workers(judge, judged):
     for _ in range(3):
         judged(RMSNORM)
     assert torch.cuda.mem_get_info()[0] >= before - (64 << 20)
+
+
+PERSISTENT = """
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    torch.cuda._sleep(200_000_000_000)  # A minute and a half: stands for a kernel that never ends.
+torch.cuda.synchronize = lambda device=None: torch.cuda.default_stream().synchronize()
+"""
+
+
+def test_a_kernel_that_keeps_running_while_inputs_are_written_is_caught(judged):
+    outcome = judged(RMSNORM + PERSISTENT, timeout_s=60.0)
+    assert {r.status for r in outcome.results} == {Status.REWARD_HACK}, outcome.results[0].message
+    assert "while its inputs were written" in outcome.results[0].message
+
+
+def test_an_idle_device_is_not_called_busy(judge):
+    assert not any(judge.backend.busy() for _ in range(50))
+
+
+def test_all_layers_hold_with_cuda_inside_them(judge):
+    from sol_gym.sandbox import doctor
+    from sol_gym.sandbox.worker.isolation import missing
+
+    assert missing(judge.probe()) == {}
+    broken = [f for f in doctor.examine(judge) if not f.held]
+    assert broken == []
