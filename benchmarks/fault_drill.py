@@ -217,12 +217,12 @@ class Drill:
     def state(self) -> dict[str, Any]:
         """What must not grow."""
         gc.collect()
-        temporary = tempfile.gettempdir()
+        ours = Path(tempfile.gettempdir())
         state = {
             "open descriptors": len(os.listdir("/proc/self/fd")),
             "threads": len(os.listdir("/proc/self/task")),
             "processes": len(descendants(os.getpid())),
-            "temporary files": sorted(n for n in os.listdir(temporary) if "sol_gym" in n or n.startswith("eval-")),
+            "temporary files": sorted(str(p.relative_to(ours)) for p in ours.rglob("*") if "cache/build" not in str(p)),
             "shared memory": sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else [],
             "zygote descriptors": len(os.listdir(f"/proc/{self.judge.zygote._process.pid}/fd")),
             "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
@@ -304,6 +304,7 @@ def main() -> None:
     rows: dict[str, Row] = defaultdict(Row)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="drill-") as folder:
+        tempfile.tempdir = folder  # What others on this machine leave there is not ours.
         drill = Drill(arguments.device, Path(folder))
         try:
             good = good_cases(drill.on_gpu)

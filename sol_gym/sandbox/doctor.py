@@ -38,6 +38,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "read_project": ("hidden_judge",),
     "import_judge": ("hidden_judge",),
     "read_temporary": ("private_folders",),
+    "open_devices": ("few_devices",),
+    "change_kernel_settings": ("fresh_proc", "landlock (CPU)", "other_user"),
     "read_init_memory": ("pid_ns",),
     "connect_tcp": ("net_ns", "seccomp", "landlock"),
     "connect_abstract": ("net_ns", "seccomp", "landlock"),
@@ -70,7 +72,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "kernel_module": ("no_capabilities", "seccomp"),
     "kernel_log": ("no_capabilities", "seccomp"),
     "new_kernel": ("no_capabilities", "seccomp"),
-    "terminal_input": ("private_folders", "landlock", "seccomp"),
+    "terminal_input": ("few_devices", "landlock", "seccomp"),
     "descriptors": ("closed_descriptors",),
     "environment": ("clean_environment",),
     "leave_group": ("read_only_system", "landlock"),
@@ -90,7 +92,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 
 _NEED_NAMESPACES = frozenset(
     name for name, layers in LAYERS.items()
-    if all(layer.endswith("_ns") or layer in ("hidden_judge", "private_folders", "fresh_proc", "scratch_limit") for layer in layers)
+    if all(layer.endswith("_ns") or layer in ("hidden_judge", "private_folders", "fresh_proc", "scratch_limit", "few_devices") for layer in layers)
 )  # fmt: skip
 
 

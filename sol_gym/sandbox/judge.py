@@ -26,18 +26,18 @@ from ..evaluation import Correctness, Status, Timing, WorkloadResult
 from ..inputs import InputMaker
 from ..problem import AxisConst, Definition, Problem, RandomInput, ScalarInput, TensorSpec, Workload
 from ..solution import Solution
-from . import replies
+from . import bubblewrap, replies
 from .backend import backend_for
 from .build import BuildCache, FlagRefused, binding_of, checked_flags
 from .cgroup import Groups
 from .correctness import Comparison
-from .process import Limits, Worker, WorkerGone, Zygote, remove_tree
+from .process import WORKER_PACKAGE, Limits, Worker, WorkerGone, Zygote, remove_tree
 from .reference import InvalidReference, Reference
 from .series import NotCapturable, Series, Verdict, accepted, decide
 from .stages import Stages
 from .timing import Calibration, Measured, Plan, timing_from
 from .worker import wire
-from .worker.isolation import missing
+from .worker.isolation import missing, private_folders
 
 Progress = Callable[[str, int, int], None]
 _BUILD_TIMEOUT_S = 240.0
@@ -87,11 +87,14 @@ class Judge:
         cache: folder for build artifacts.
         hidden: folders that workers must not see (besides sol_gym's own).
         lock_clock_mhz: hold the GPU's SM clock there until `close` (needs the right to set clocks).
+        bubblewrapped: whether the zygote runs inside bubblewrap; None does so where this process may
+            not make namespaces and bubblewrap may.
     """
 
     def __init__(
         self, device: Device, *, cache: Path, hidden: list[str] | None = None,
         limits: Limits | None = None, plan: Plan | None = None, lock_clock_mhz: int | None = None,
+        bubblewrapped: bool | None = None,
     ):  # fmt: skip
         self.plan = plan or Plan()
         self.limits = limits or Limits()
@@ -100,21 +103,34 @@ class Judge:
             self.limits = replace(
                 self.limits, address_space_bytes=4 * self.limits.memory_bytes + (8 << 30)
             )
-        self.zygote = Zygote(on_gpu=device.key != "cpu")
+        self.hidden = sorted({*own_folders(), str(cache), *(hidden or ())})
+        remove_abandoned_scratch()
+        self.scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")).resolve()
+        self.scratch.chmod(0o711)  # Workers may be another user; each folder in it is private.
+        self.zygote = self._zygote(device.key != "cpu", bubblewrapped)
         try:
-            remove_abandoned_scratch()
-            self.scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")).resolve()
-            self.scratch.chmod(0o711)  # Workers may be another user; each folder in it is private.
             self.groups = Groups()
             self.backend = backend_for(device, lock_clock_mhz)
         except BaseException:
             self.zygote.close()
+            shutil.rmtree(self.scratch, ignore_errors=True)
             raise
         self.builds = BuildCache(cache / "build")
-        self.hidden = sorted({*own_folders(), str(cache), *(hidden or ())})
         self._calibration: Calibration | None = None
         self.triton_seed: Path | None = None
         """Triton's driver and launcher stubs, compiled once by a trusted worker."""
+
+    def _zygote(self, on_gpu: bool, bubblewrapped: bool | None) -> Zygote:
+        """Plain where this process may make namespaces, else inside bubblewrap where that may."""
+        if bubblewrapped is None:
+            wanted = self.limits.namespaces and not bubblewrap.namespaces_allowed()
+            bubblewrapped = wanted and bubblewrap.works()
+        if not bubblewrapped:
+            return Zygote(on_gpu=on_gpu)
+        package = self.scratch / "worker"
+        shutil.copytree(WORKER_PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+        around = bubblewrap.command(self.scratch, package, self.hidden, private_folders())
+        return Zygote(on_gpu=on_gpu, around=around, layers=bubblewrap.LAYERS, package=package)
 
     def close(self) -> None:
         """End the zygote, release memory, remove the scratch folder."""

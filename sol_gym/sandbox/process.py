@@ -28,7 +28,7 @@ from .cgroup import Group, Groups
 from .worker import wire
 from .worker.isolation import descendants, private_folders
 
-_WORKER_PACKAGE = Path(__file__).parent / "worker"
+WORKER_PACKAGE = Path(__file__).parent / "worker"
 _BOOT = """
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location(
@@ -56,6 +56,21 @@ def _tasks() -> int:
     return max(1024, 32 * (os.cpu_count() or 1))
 
 
+_OPTIONAL_LAYERS = frozenset(
+    {"landlock", "seccomp", "cgroup", "other_user", "few_devices", "private_folders"}
+)
+
+
+def _left_out() -> frozenset[str]:
+    names = frozenset(filter(None, os.environ.get("SOL_GYM_LEAVE_OUT", "").split(",")))
+    if unknown := names - _OPTIONAL_LAYERS:
+        raise InfrastructureError(
+            f"SOL_GYM_LEAVE_OUT names {', '.join(sorted(unknown))}; "
+            f"expected some of {', '.join(sorted(_OPTIONAL_LAYERS))}"
+        )
+    return names
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a worker may use. Memory is host memory; device memory is limited by the device."""
@@ -73,9 +88,9 @@ class Limits:
     """Processes and threads together."""
     namespaces: bool = True
     """Whether to use namespaces where the machine allows them (tests switch them off)."""
-    leave_out: frozenset[str] = frozenset()
-    """Layers not to use: `landlock`, `seccomp`, `cgroup`, `other_user`. For tests and `doctor`,
-    which try what the others hold alone."""
+    leave_out: frozenset[str] = field(default_factory=_left_out)
+    """Layers not to use, of `_OPTIONAL_LAYERS`. For tests and `doctor`, which try what the others
+    hold alone, and for a machine whose driver stumbles over one (`SOL_GYM_LEAVE_OUT`)."""
 
 
 DEFAULT_WORKER_UID = 65533
@@ -100,10 +115,20 @@ def worker_uid(*, on_gpu: bool) -> int | None:
 
 
 class Zygote:
-    """A warm interpreter that forks workers."""
+    """A warm interpreter that forks workers.
 
-    def __init__(self, *, on_gpu: bool):
+    Args:
+        on_gpu: whether workers use CUDA.
+        around: a command to run it with (see `bubblewrap`), and the layers that this gives.
+        package: where the worker's code lies.
+    """
+
+    def __init__(
+        self, *, on_gpu: bool, around: list[str] | None = None, layers: dict[str, Any] | None = None,
+        package: Path = WORKER_PACKAGE,
+    ):  # fmt: skip
         self.on_gpu = on_gpu
+        self.layers = layers or {}
         self.private = private_folders()
         ours, theirs = socket.socketpair()
         environment = {k: os.environ[k] for k in KEPT_VARIABLES if k in os.environ}
@@ -125,12 +150,13 @@ class Zygote:
             environment["TRITON_INTERPRET"] = "1"
         self._process = subprocess.Popen(
             [
+                *(around or ()),
                 sys.executable,
                 "-I",
                 "-u",
                 "-c",
                 _BOOT,
-                str(_WORKER_PACKAGE),
+                str(package),
                 str(theirs.fileno()),
                 ",".join(warm),
             ],
@@ -266,10 +292,13 @@ class Worker:
             group = groups.make(scratch.name, everything, limits.tasks)
             note = groups.note
         request = {
-            "namespaces": limits.namespaces,
+            "namespaces": limits.namespaces and not zygote.layers,
+            "layers": zygote.layers,
             "leave_out": sorted(limits.leave_out),
             "on_gpu": zygote.on_gpu,
-            "uid": None if "other_user" in limits.leave_out else worker_uid(on_gpu=zygote.on_gpu),
+            "uid": None
+            if zygote.layers or "other_user" in limits.leave_out
+            else worker_uid(on_gpu=zygote.on_gpu),
             "cgroup": str(group.path) if group else None,
             "cgroup_note": note,
             "scratch": str(scratch),

@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from sol_gym.device import get_device
 from sol_gym.errors import InfrastructureError
 from sol_gym.evaluation import Status
-from sol_gym.sandbox import doctor
+from sol_gym.sandbox import bubblewrap, doctor
 from sol_gym.sandbox.cgroup import Groups
-from sol_gym.sandbox.judge import Request
+from sol_gym.sandbox.judge import Judge, Request
 from sol_gym.sandbox.process import open_beneath
 from sol_gym.sandbox.worker import attempts, landlock, seccomp
 from sol_gym.sandbox.worker.isolation import REQUIRED, missing
@@ -84,6 +85,23 @@ def test_landlock_alone_holds_what_it_is_for(judge, limits):
 def test_namespaces_alone_hold_what_they_are_for(judge, limits):
     alone = replace(limits, leave_out=EVERYTHING)
     assert all(held(judge, alone, BY_NAMESPACES).values())
+
+
+def test_a_worker_that_stays_root_still_reaches_no_device_and_no_kernel_setting(judge, limits):
+    if os.getuid():
+        pytest.skip("the judge is not root")
+    names = [
+        "open_devices",
+        "change_kernel_settings",
+        "write_system",
+        "change_user",
+        "see_processes",
+    ]
+    rooted = replace(limits, leave_out=frozenset({"other_user"}))
+    assert held(judge, rooted, names) == dict.fromkeys(names, True)
+    naked = replace(limits, namespaces=False, leave_out=EVERYTHING)
+    # This is what is at stake: root without capabilities may still set kernel.core_pattern.
+    assert held(judge, naked, ["change_kernel_settings"]) == {"change_kernel_settings": False}
 
 
 def test_limits_do_not_bite_below_themselves(judge, limits):
@@ -202,6 +220,28 @@ def test_a_control_group_takes_a_worker_in_and_is_removed_with_it(judge):
         judge.groups = whole
         groups.close()
     assert not root.exists()
+
+
+def test_bubblewrap_holds_where_this_process_may_make_no_namespaces(judge, toy, tmp_path):
+    if not bubblewrap.works():
+        pytest.skip("bubblewrap is not installed, or not allowed to make namespaces")
+    wrapped = Judge(
+        get_device("cpu"), cache=tmp_path, bubblewrapped=True,
+        limits=replace(judge.limits, leave_out=EVERYTHING),
+    )  # fmt: skip
+    try:
+        layers = wrapped.probe()
+        assert set(missing(layers)) == {
+            "pid_ns", "fresh_proc", "few_devices", "user_ns", "scratch_limit", "landlock", "seccomp",
+        }  # fmt: skip
+        names = ["write_system", "write_temporary", "read_project", "read_temporary", "connect_tcp",
+                 "connect_abstract", "connect_path", "shared_memory", "mount", "leave_daemon"]  # fmt: skip
+        assert held(wrapped, wrapped.limits, names) == dict.fromkeys(names, True)
+        wrapped.limits = judge.limits
+        request = Request(toy, Solution.from_text(RMSNORM), timing=False)
+        assert wrapped.evaluate(request).results[0].status is Status.PASSED
+    finally:
+        wrapped.close()
 
 
 def test_threads_processes_and_compilers_work_inside(judged):

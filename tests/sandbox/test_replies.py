@@ -17,7 +17,9 @@ HANDLE = "00" * 64
 
 
 @pytest.mark.parametrize(
-    "value", [None, "1", True, -1, 1e9, float("nan"), float("inf"), 10**4000, [1.0], {}]
+    "value",
+    [None, "1", True, -1, 1e9, float("nan"), float("inf"), 10**4000, [1.0], {}],
+    ids=lambda value: repr(value)[:12],
 )
 def test_a_time_must_be_a_number_of_seconds(value):
     with pytest.raises(wire.ProtocolError):

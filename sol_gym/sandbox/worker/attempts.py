@@ -16,6 +16,7 @@ import platform
 import resource
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -77,6 +78,36 @@ def import_judge(about: About) -> str | None:
 def read_temporary(about: About) -> str | None:
     with open(about["bait_file"]) as file:
         return f"read {file.read(20)!r} in {about['bait_file']}"
+
+
+def open_devices(about: About) -> str | None:
+    harmless = ("null", "zero", "full", "random", "urandom", "tty")
+    for folder, _, names in os.walk("/dev"):
+        for name in names:
+            path = os.path.join(folder, name)
+            gpu = path.startswith(
+                ("/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/dxg", "/dev/infiniband/")
+            )
+            if name in harmless or gpu:
+                continue
+            with contextlib.suppress(OSError):
+                mode = os.lstat(path).st_mode
+                if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+                    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+                    return f"opened {path}"
+    return None
+
+
+def change_kernel_settings(about: About) -> str | None:
+    for path in (
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sysrq-trigger",
+        "/sys/kernel/uevent_helper",
+    ):
+        with contextlib.suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY))
+            return f"opened {path} for writing"
+    raise PermissionError("kernel settings could not be opened for writing")
 
 
 def read_init_memory(about: About) -> str | None:
@@ -442,7 +473,8 @@ def count_for_ever(about: About) -> str | None:
 ATTEMPTS: dict[str, Callable[[About], str | None]] = {
     function.__name__: function
     for function in (
-        write_system, write_temporary, read_project, import_judge, read_temporary, read_init_memory,
+        write_system, write_temporary, read_project, import_judge, read_temporary, open_devices,
+        change_kernel_settings, read_init_memory,
         connect_tcp, connect_abstract, connect_path, find_interfaces, raw_socket, signal_outside,
         see_processes, ptrace_sibling, read_sibling, write_sibling, shared_memory, change_user,
         change_owner, make_device, raise_limit, run_real_time, mount, unmount, change_root,

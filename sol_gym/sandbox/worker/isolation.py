@@ -31,13 +31,20 @@ _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _MOUNT_ATTR_RDONLY = 442, -100, 0x
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}.get(platform.machine(), -1)
 _CAPABILITY_V3 = 0x20080522
 _SCRATCH_FILES = 200_000
+_KERNEL_SETTINGS = (
+    "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi",
+)  # fmt: skip
+"""Writable for the user root even without any capability (kernel.core_pattern names a program that
+the kernel runs)."""
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "shm", "mqueue")
+_GPU_DEVICES = ("nvidia", "dri", "kfd", "dxg", "infiniband")
 
 Layers = dict[str, Any]
 """Layer -> True, or the reason why it is not there."""
 
 REQUIRED = (
     "user_ns", "pid_ns", "net_ns", "ipc_ns", "uts_ns", "mount_ns", "fresh_proc", "hidden_judge",
-    "private_folders", "read_only_system", "scratch_limit", "landlock", "seccomp", "no_new_privs",
+    "private_folders", "few_devices", "read_only_system", "scratch_limit", "landlock", "seccomp", "no_new_privs",
     "no_capabilities", "rlimits", "closed_descriptors", "clean_environment",
 )  # fmt: skip
 """What strict isolation insists on."""
@@ -132,7 +139,7 @@ def become(uid: int, layers: Layers) -> None:
 
 def arrange_mounts(
     scratch: str, scratch_bytes: int, owner: int, hidden: list[str], private: list[str],
-    needed: list[str], shm_bytes: int, layers: Layers,
+    needed: list[str], shm_bytes: int, layers: Layers, leave_out: list[str],
 ) -> None:  # fmt: skip
     """In a mount namespace of one's own: fresh /proc, read-only system, private and hidden folders.
 
@@ -147,12 +154,22 @@ def arrange_mounts(
     layers["mount_ns"] = True
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV)
+    for path in _KERNEL_SETTINGS:
+        if os.path.exists(path):
+            _mount(path, path, None, MS_BIND | MS_REC)  # Stays read-only below.
     layers["fresh_proc"] = True
     writable = ["/proc", scratch]
     before = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        failed = [path for path in private if not _make_private(path, [*needed, scratch])]
-        layers["private_folders"] = True if not failed else f"not private: {', '.join(failed)}"
+        if "few_devices" in leave_out:
+            layers["few_devices"] = "left out"
+        else:
+            layers["few_devices"] = _private_devices()
+        if "private_folders" in leave_out:
+            layers["private_folders"] = "left out"
+        else:
+            failed = [path for path in private if not _make_private(path, [*needed, scratch])]
+            layers["private_folders"] = True if not failed else f"not private: {', '.join(failed)}"
         try:
             _mount(
                 "tmpfs", scratch, "tmpfs", MS_NOSUID | MS_NODEV,
@@ -183,6 +200,18 @@ def arrange_mounts(
         layers["read_only_system"] = f"not permitted: {error.strerror}"
 
 
+def _private_devices() -> bool | str:
+    """In /dev what a container would have there: the harmless nodes and those of GPUs, no disks."""
+    names = [
+        name for name in os.listdir("/dev") if name in _DEVICES or name.startswith(_GPU_DEVICES)
+    ]
+    if not _make_private("/dev", [f"/dev/{name}" for name in names]):
+        return "not permitted"
+    for name, target in {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}.items():
+        os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")
+    return True
+
+
 def give(path: str, owner: int) -> None:
     """Make a folder and what is in it belong to a user."""
     for folder, _, files in os.walk(path):
@@ -196,7 +225,7 @@ def private_folders() -> list[str]:
     A socket can be connected to on a read-only file system: whoever reaches a session bus, an agent
     or a container daemon there is out of the sandbox.
     """
-    folders = ["/tmp", "/var/tmp", "/run", "/var/run", "/dev/pts", "/dev/mqueue"]
+    folders = ["/tmp", "/var/tmp", "/run", "/var/run", "/dev/mqueue"]
     home = os.environ.get("HOME", "")
     with contextlib.suppress(ImportError, KeyError):
         import pwd
@@ -273,8 +302,7 @@ def _rules(scratch: str, on_gpu: bool) -> list[tuple[str, int]]:
     rules.append(("/dev/shm", landlock.EVERYTHING))
     if on_gpu:  # With less, CUDA does not start (error 304).
         return [*rules, ("/dev", landlock.EVERYTHING), ("/proc", landlock.EVERYTHING)]
-    rules += [(f"/dev/{name}", landlock.WRITE) for name in ("null", "zero", "full")]
-    return [*rules, ("/proc", landlock.WRITE)]
+    return rules + [(f"/dev/{name}", landlock.WRITE) for name in ("null", "zero", "full")]
 
 
 def drop_privileges(layers: Layers) -> None:

@@ -96,7 +96,7 @@ def _supervise(request: dict[str, Any], fds: list[int]) -> None:
     isolation.die_with_parent()
     isolation.adopt_orphans()
     status = socket.socket(fileno=status_fd)
-    layers: isolation.Layers = {}
+    layers: isolation.Layers = dict(request["layers"])
     uid = _other_user(request, layers)
     contained = (
         isolation.enter_namespaces(layers, as_root=uid is not None)
@@ -196,7 +196,7 @@ def _start(
             isolation.arrange_mounts(
                 scratch, request["scratch_bytes"], os.getuid() if uid is None else uid,
                 request["hidden"], request["private"], isolation.needed_folders(),
-                request["shm_bytes"], layers,
+                request["shm_bytes"], layers, request["leave_out"],
             )  # fmt: skip
         except OSError as error:
             layers["mount_ns"] = f"mounts failed: {error}"
