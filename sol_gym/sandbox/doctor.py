@@ -274,6 +274,10 @@ def _daemon(judge: Judge, limits: Limits, about: dict[str, Any]) -> tuple[bool, 
     return not left, f"{len(tree)} processes ended with the worker" if not left else f"left: {left}"
 
 
+_COUNTERS = (100, 101, 102, 103)
+"""Words of the shared page in which `count_for_ever` counts."""
+
+
 def _stopping(judge: Judge, limits: Limits, about: dict[str, Any]) -> tuple[bool, str]:
     """Whether anything of a stopped worker runs on the CPU."""
     worker = judge.spawn(limits, None, lambda scratch: None)
@@ -283,20 +287,20 @@ def _stopping(judge: Judge, limits: Limits, about: dict[str, Any]) -> tuple[bool
             return held, detail
         words = worker.page.words
         deadline = time.monotonic() + 5.0
-        while not all(words[i] for i in (100, 101, 102)) and time.monotonic() < deadline:
+        while not all(words[i] for i in _COUNTERS) and time.monotonic() < deadline:
             time.sleep(0.005)
-        if not all(words[i] for i in (100, 101, 102)):
+        if not all(words[i] for i in _COUNTERS):
             return False, "the counting processes did not start"
         for _ in range(5):
             worker.stop()
-            before = [words[i] for i in (100, 101, 102)]
+            before = [words[i] for i in _COUNTERS]
             time.sleep(0.02)
-            moved = sum(words[i] for i in (100, 101, 102)) - sum(before)
+            moved = sum(words[i] for i in _COUNTERS) - sum(before)
             worker.resume()
             if moved:
                 return False, f"{moved} steps were made while stopped"
             time.sleep(0.01)
-        return True, "two processes with two threads each stood still"
+        return True, "three processes and their threads stood still"
     finally:
         worker.kill()
 

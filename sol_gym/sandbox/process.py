@@ -40,13 +40,14 @@ from _sol_gym_worker import zygote
 zygote.main(int(sys.argv[2]), sys.argv[3].split(","))
 """
 KEPT_VARIABLES = (
-    "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "LANG", "LC_ALL",
+    "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUTLASS_DIR", "CUDA_VISIBLE_DEVICES", "LANG", "LC_ALL",
     "CC", "CXX", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE",
 )  # fmt: skip
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
 _LOG_BYTES = 8192
 _GIB = 1 << 30
+_HALTED = "TtZX?"
 _SYS_OPENAT2 = 437
 _BENEATH = 0x08 | 0x04 | 0x01
 """RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV."""
@@ -434,7 +435,7 @@ class Worker:
         self._tree = tree
         # SIGSTOP takes effect at the next return to user space: wait until it has.
         deadline = time.monotonic() + 1.0
-        while any(_state(pid) not in "TtZX?" for pid in tree) and time.monotonic() < deadline:
+        while not all(_halted(pid) for pid in tree) and time.monotonic() < deadline:
             time.sleep(0.0001)
 
     def resume(self) -> None:
@@ -520,9 +521,21 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _state(pid: int) -> str:
+def _halted(pid: int) -> bool:
+    """Whether a process is stopped or gone. One whose first thread has left looks gone and may run on."""
+    state = _state(f"/proc/{pid}/stat")
+    if state != "Z":
+        return state in _HALTED
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True
+    return all(_state(f"/proc/{pid}/task/{thread}/stat") in _HALTED for thread in threads)
+
+
+def _state(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
             return chr(file.read().rsplit(b")", 1)[1].split()[0][0])
     except (OSError, IndexError):
         return "?"

@@ -454,7 +454,7 @@ def leave_daemon(about: About) -> str | None:
 
 
 def count_for_ever(about: About) -> str | None:
-    """Threads and a child process that count in the shared page for as long as they run."""
+    """Threads and child processes that count in the shared page for as long as they run."""
     import threading
 
     words = about["page"].words
@@ -466,6 +466,9 @@ def count_for_ever(about: About) -> str | None:
     if os.fork() == 0:
         threading.Thread(target=count, args=(101,), daemon=True).start()
         count(100)
+    if os.fork() == 0:  # A process without its first thread: to others it looks like a dead one.
+        threading.Thread(target=count, args=(103,), daemon=True).start()
+        _libc.syscall((60, 93)[_SYSCALL], 0)
     threading.Thread(target=count, args=(102,), daemon=True).start()
     return None  # Whether they run while stopped is for the judge to see.
 
