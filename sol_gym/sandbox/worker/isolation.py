@@ -122,6 +122,24 @@ def _map_ids(uid: int, gid: int) -> bool | str:
     return True
 
 
+def can_become(uid: int) -> bool:
+    """Whether root may become another user here, tried in a fork (which tells through a pipe)."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(OSError):
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            os.write(tell, b"y")
+        os._exit(0)
+    os.close(tell)
+    try:
+        return os.read(told, 1) == b"y"
+    finally:
+        os.close(told)
+
+
 def become(uid: int, layers: Layers) -> None:
     """From root to another user for good, in a user namespace of its own (which counts its processes)."""
     os.setgroups([])

@@ -14,6 +14,7 @@ Started by the judge as ``python -I -c ...`` with the file descriptor of its soc
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -54,6 +55,11 @@ def main(fd: int, warm: list[str]) -> None:
         if not data:
             return
         request = json.loads(data)
+        request["user_note"] = _other_user(
+            request
+        )  # Found out here, so that it is known next time.
+        if request["user_note"]:
+            request["uid"] = None
         pid = os.fork()
         if pid == 0:
             judge.close()
@@ -97,12 +103,15 @@ def _supervise(request: dict[str, Any], fds: list[int]) -> None:
     isolation.adopt_orphans()
     status = socket.socket(fileno=status_fd)
     layers: isolation.Layers = dict(request["layers"])
-    uid = _other_user(request, layers)
-    contained = (
-        isolation.enter_namespaces(layers, as_root=uid is not None)
-        if request["namespaces"]
-        else False
-    )
+    if request["user_note"]:
+        layers["other_user"] = request["user_note"]
+    uid = request["uid"]
+    contained = False
+    if request["namespaces"]:
+        contained = isolation.enter_namespaces(layers, as_root=uid is not None)
+        if not contained and uid is not None and isolation.enter_namespaces(layers):
+            contained, uid = True, None
+            layers["other_user"] = "not permitted: namespaces need a user namespace here"
     gate_read, gate_write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -125,20 +134,22 @@ def _supervise(request: dict[str, Any], fds: list[int]) -> None:
         wire.send(status, {"event": "exit", "code": code, "reason": reason})
 
 
-def _other_user(request: dict[str, Any], layers: isolation.Layers) -> int | None:
-    """The user to become, or None with the reason in `layers`."""
+def _other_user(request: dict[str, Any]) -> str | None:
+    """Why a worker cannot be run as the user asked for, or None if it can."""
     uid = request["uid"]
     if os.getuid():
-        layers["other_user"] = "only root can become another user"
-    elif uid is None:
-        layers["other_user"] = "not asked for (SOL_GYM_WORKER_UID)"
-    else:
-        private = request["private"] if request["namespaces"] else []
-        closed = isolation.unreadable_for(uid, isolation.needed_folders(), private)
-        if closed is None:
-            return int(uid)
-        layers["other_user"] = f"not possible: {closed} cannot be read by other users"
-    return None
+        return "only root can become another user"
+    if uid is None:
+        return "not asked for (SOL_GYM_WORKER_UID)"
+    return _reason_against(uid, tuple(request["private"] if request["namespaces"] else ()))
+
+
+@functools.cache
+def _reason_against(uid: int, private: tuple[str, ...]) -> str | None:
+    closed = isolation.unreadable_for(uid, isolation.needed_folders(), list(private))
+    if closed is not None:
+        return f"not possible: {closed} cannot be read by other users"
+    return None if isolation.can_become(uid) else f"not permitted: becoming user {uid}"
 
 
 def _watch(child: int, request: dict[str, Any], shared: list[int]) -> tuple[int, str]:
