@@ -18,6 +18,7 @@ import gc
 import json
 import os
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -218,11 +219,12 @@ class Drill:
         """What must not grow."""
         gc.collect()
         ours = Path(tempfile.gettempdir())
+        names = [str(path.relative_to(ours)) for path in ours.rglob("*")]
         state = {
             "open descriptors": len(os.listdir("/proc/self/fd")),
             "threads": len(os.listdir("/proc/self/task")),
             "processes": len(descendants(os.getpid())),
-            "temporary files": sorted(str(p.relative_to(ours)) for p in ours.rglob("*") if "cache/build" not in str(p)),
+            "temporary files": sorted(name for name in names if not _ARTIFACT.match(name)),
             "shared memory": sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else [],
             "zygote descriptors": len(os.listdir(f"/proc/{self.judge.zygote._process.pid}/fd")),
             "mounts": len(Path("/proc/self/mounts").read_text().splitlines()),
@@ -237,6 +239,8 @@ class Drill:
         return state
 
 
+_ARTIFACT = re.compile(r"cache/build/[0-9a-f]{24}(/|$)")
+"""What a build leaves on purpose; a folder of any other name there is a copy that was not finished."""
 _ALLOWED_GROWTH = {"memory MiB": 200, "zygote memory MiB": 64, "device memory MiB": 64}
 """Allocators keep some of what they once had."""
 
@@ -304,6 +308,7 @@ def main() -> None:
     rows: dict[str, Row] = defaultdict(Row)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="drill-") as folder:
+        (Path(folder) / "cache" / "build").mkdir(parents=True)
         tempfile.tempdir = folder  # What others on this machine leave there is not ours.
         drill = Drill(arguments.device, Path(folder))
         try:
