@@ -30,7 +30,6 @@ _WATCH_INTERVAL_S = 0.02
 def main(fd: int, warm: list[str]) -> None:
     """Serve spawn requests on socket `fd` until the judge is gone."""
     isolation.die_with_parent()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors are reaped by the kernel.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in warm:
         with contextlib.suppress(ImportError):
@@ -44,6 +43,7 @@ def main(fd: int, warm: list[str]) -> None:
 
         interpreter.correct_interpreter()
     _block_judge_imports()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors are reaped by the kernel.
     judge = socket.socket(fileno=fd)
     wire.send(judge, {"event": "ready"})
     while True:
@@ -66,11 +66,30 @@ def main(fd: int, warm: list[str]) -> None:
 
 
 def _warm_triton() -> None:
-    """Have Triton hash its own installation once, here: every fork would do it again (0.7 s)."""
+    """Do once, here, what every fork would do again for its first kernel.
+
+    Triton hashes its own installation (0.7 s), and loads and initialises its compiler (a kernel is
+    compiled for a GPU architecture; no GPU is touched). Failing only costs that time in each worker.
+    """
     with contextlib.suppress(Exception):
+        import tempfile
+
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
         from triton.runtime.cache import triton_key
 
         triton_key()
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            return
+        from . import warming
+
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["TRITON_CACHE_DIR"] = folder
+            signature = {"x": "*bf16", "y": "*bf16", "n": "i32", "BLOCK": "constexpr"}
+            source = ASTSource(warming.scale_rows, signature=signature, constexprs={"BLOCK": 128})
+            triton.compile(source, target=GPUTarget("cuda", 90, 32))
+        del os.environ["TRITON_CACHE_DIR"]
 
 
 def _block_judge_imports() -> None:
