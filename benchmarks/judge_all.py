@@ -1,6 +1,6 @@
 """Judge references and hand-written kernels on all workloads; writes a Markdown table and JSONL.
 
-    python benchmarks/judge_all.py --what references|kernels|unrounded [--only TEXT] [--timeout S] --out FOLDER
+python benchmarks/judge_all.py --what references|kernels|unrounded [--only TEXT] [--timeout S] --out FOLDER
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run every reference on every workload that fits the device: time, peak memory, any failure.
 
-    python benchmarks/run_references.py [--subset L1,L2,...] [--only TEXT] [--budget S] --out FOLDER
+    python benchmarks/run_references.py [--subset L1,L2,...] [--only TEXT] [--start ID] [--budget S] --out FOLDER
 
 No judge, no scoring: one call to warm up, one timed with events, on inputs of the compatible
 profile. Each workload is a row of references.jsonl; references.md is a line per problem. A workload
@@ -78,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--subset", default="L1,L2,Quant,FIB")
     parser.add_argument("--only", default="")
+    parser.add_argument("--start", default="", help="Skip problems of this subset before this id.")
     parser.add_argument("--budget", type=float, default=1e9, help="Stop after so many seconds.")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
@@ -92,6 +93,8 @@ def main() -> None:
         for subset in arguments.subset.split(","):
             for name in list_ids(subset):
                 if arguments.only not in name:
+                    continue
+                if arguments.start.startswith(f"{subset}/") and name < arguments.start:
                     continue
                 if time.perf_counter() - start > arguments.budget:
                     print(f"budget used up before {name}")
