@@ -46,7 +46,7 @@ def test_a_worker_that_loops_for_ever_times_out(judged):
     start = time.monotonic()
     outcome = judged("def run(x, weight):\n    while True:\n        pass\n", timeout_s=2.0)
     assert outcome_status(outcome) is Status.TIMEOUT
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 90
 
 
 def test_a_module_that_never_finishes_loading_times_out(judged):
