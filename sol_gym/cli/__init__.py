@@ -27,12 +27,13 @@ def main() -> None:
     """sol_gym: GPU kernels scored against the hardware's Speed-of-Light bound."""
 
 
-from . import bounds, demo, evaluation, machine, problems  # noqa: E402
+from . import audit, bounds, demo, evaluation, machine, problems  # noqa: E402
 
 for command in (
     demo.demo,
     evaluation.evaluate,
     bounds.sol,
+    audit.audit,
     problems.problems,
     machine.doctor,
     machine.calibrate,
