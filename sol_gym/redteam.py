@@ -200,7 +200,7 @@ def read_header(file: Path) -> Exploit:
             values[key] = match[2].strip()
         elif key and (match := _CONTINUED.match(line)):
             values[key] += " " + match[1]
-        elif line.strip():
+        elif line.strip() and (key or not line.lstrip().startswith(("#", "//"))):
             break
     for needed in ("family", "expected"):
         if not values.get(needed):
