@@ -201,7 +201,9 @@ def _names(tokens: list[Token], report: Report) -> None:
                 and tokens[i - 2].kind == "name"
                 and tokens[i - 2].text != "std"
             )
-            declared = i > 0 and tokens[i - 1].kind == "name" and before not in ("return", "else", "do", "void", "int", "long")  # fmt: skip
+            declared = (
+                i > 0 and tokens[i - 1].kind == "name" and before not in ("return", "else", "do")
+            )
             if own or declared or not _called(tokens, i):
                 continue
         _identifier(token.text, token.line, report)

@@ -372,6 +372,8 @@ class _Reader:
     def _name(self, node: ast.Name | ast.Attribute) -> None:
         if isinstance(node, ast.Attribute):
             rule = names.ATTRIBUTES.get(node.attr)
+            if node.attr.startswith("cupti"):
+                rule = "profiler-control"
             if rule and isinstance(node.ctx, ast.Load):
                 self.report.add(rule, node.lineno, f".{node.attr}")
         if isinstance(node.ctx, ast.Load):
@@ -411,7 +413,7 @@ class _Reader:
         elif name in ("exec", "eval", "compile"):
             self._dynamic(node, name)
         elif name in ("setattr", "delattr") and node.args:
-            self._patched(node.args[0], line, via_setattr=node)
+            self._patched(node.args[0], "<name>", line)
         elif name == "getattr" and len(node.args) >= 2:
             self._computed_attribute(node)
         elif name == "__import__" or name == "importlib.import_module":
@@ -580,7 +582,7 @@ class _Reader:
             flat += target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
         for target in flat:
             if isinstance(target, ast.Attribute):
-                self._patched(target, node.lineno)
+                self._patched(target.value, target.attr, node.lineno)
                 self._stored_on_input(target)
             elif isinstance(target, ast.Subscript):
                 if self._is_modules(target.value):
@@ -595,34 +597,22 @@ class _Reader:
                     isinstance(target.value, ast.Call) and isinstance(target.value.func, ast.Name)
                     and target.value.func.id == "vars"
                 ):  # fmt: skip
-                    self._patched(target, node.lineno, owner=target.value)
+                    self._patched(target.value, "<name>", node.lineno)
                 if not isinstance(node, ast.Delete):
                     self._pointer_key(target.slice)
 
-    def _patched(
-        self, target: ast.AST, line: int, *, via_setattr: ast.Call | None = None, owner: ast.AST | None = None
-    ) -> None:  # fmt: skip
+    def _patched(self, owner: ast.AST, attribute: str, line: int) -> None:
         """A name of a watched module that is replaced."""
-        if owner is not None:
-            base = self.dotted(owner)
-            name = f"{base}.?" if base else None
-        elif via_setattr is not None:
-            base = self.dotted(target)
-            name = f"{base}.?" if base else None
-        else:
-            name = self.dotted(target)
-        if not name or "config" in name or name.startswith(names.SETTINGS):
+        base = self.dotted(owner)
+        if not base:
             return
-        if name.rsplit(".", 1)[-1] in names.LABELS:
+        name = f"{base}.{attribute}"
+        if "config" in name or name.startswith(names.SETTINGS) or attribute in names.LABELS:
             return
         if name.startswith(names.INTERNALS) and not name.startswith("triton.testing."):
-            self.report.add("patch-runtime", line, name.replace(".?", ".<name>"), severity=Severity.SUSPICIOUS)  # fmt: skip
-            return
-        for module in names.WATCHED:
-            if name == module or name.startswith(module + "."):
-                if module == "builtins" or name.count(".") >= 1:
-                    self.report.add("patch-runtime", line, name.replace(".?", ".<name>"))
-                return
+            self.report.add("patch-runtime", line, name, severity=Severity.SUSPICIOUS)
+        elif any(name.startswith(module + ".") for module in names.WATCHED):
+            self.report.add("patch-runtime", line, name)
 
     def _stored_on_input(self, target: ast.Attribute) -> None:
         run = self.functions.get("run")

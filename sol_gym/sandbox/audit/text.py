@@ -176,7 +176,7 @@ _TO_REVIEWER = re.compile(
     r"|\b(ignore|disregard|forget|override)\s+(?:\w+\s+){0,3}(instructions?|prompts?|guidelines)\b"
     r"|\b(note|message|attention|dear|hello|instructions?)\W{1,3}(?:to\s+|for\s+)?(?:the\s+|any\s+|all\s+)?(?:\w+\s+)?(reviewer|judge|auditor|grader|evaluator)s?\b"
     r"|[\"']?verdict[\"']?\s*[:=]\s*[\"']?(legitimate|clean|pass|honest|ok\b|safe)"
-    r"|\b(answer|respond|reply)\s+(?:only\s+)?(?:with\s+)?\W{0,3}(verdict|clean|legitimate|safe|honest|no issues?)\b"
+    r"|\b(answer|respond|reply)(?:\s+only|\s+with|:)+\W{0,4}(\w+\s+){0,2}(verdict|clean|legitimate|safe|honest|no issues?)\b"
     r"|\b(file|code|kernel|solution|submission|source)\s+(was|has been|is)\s+(already\s+|manually\s+)?(audited|approved|whitelisted|pre-?approved|certified)\b"
     r"|\byou are (an?|the) (?:[\w-]+\s+){0,4}(assistant|language model|reviewer|judge|auditor)\b"
     r"|<\|(im_start|im_end|system|user|assistant|endoftext)\|?>|\[/?INST\]|</?(system|assistant)>",
