@@ -8,8 +8,9 @@ from __future__ import annotations
 import posixpath
 import re
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from ...evaluation import Severity
 from . import names, text
@@ -19,14 +20,16 @@ from .report import Report
 _LONG_TABLE = 512
 _TOKEN = re.compile(
     r"""
-    (?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))
+    (?P<directive>(?<![^\n])[ \t]*\#[ \t]*(?P<word>[a-z_]+))
+  | \s+
+  | (?P<name>(?!(?:u8|[uUL])?R?["'])
+        (?:[A-Za-z_$\u0080-\U0010ffff]|\\u[0-9a-fA-F]{4})(?:[\w$\u0080-\U0010ffff]|\\u[0-9a-fA-F]{4})*)
+  | (?P<number>\.?\d(?:[eEpP][+-]|'(?=[0-9a-fA-F])|[\w.])*)
+  | (?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))
   | (?P<raw>(?:u8|[uUL])?R"(?P<mark>[^()\\\s]{0,16})\(.*?(?:\)(?P=mark)"|\Z))
   | (?P<string>(?:u8|[uUL])?"(?:\\.|[^"\\\n])*(?:"|(?=\n)|\Z))
   | (?P<char>(?:u8|[uUL])?'(?:\\.|[^'\\\n])+')
-  | (?P<directive>(?<![^\n])[ \t]*\#[ \t]*(?P<word>[a-z_]+))
-  | (?P<number>\.?\d(?:[eEpP][+-]|'(?=[0-9a-fA-F])|[\w.])*)
-  | (?P<name>(?:[A-Za-z_$\u0080-\U0010ffff]|\\u[0-9a-fA-F]{4})(?:[\w$\u0080-\U0010ffff]|\\u[0-9a-fA-F]{4})*)
-  | (?P<mark_>\#\#|::|->\*?|<<<|>>>|[^\s\w])
+  | (?P<other>\#\#|::|->\*?|<<<|>>>|[^\s])
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -51,8 +54,7 @@ _HEADER = {
 _NETWORK_HEADERS = {"sys/socket.h", "netinet/in.h", "arpa/inet.h", "netdb.h", "curl/curl.h"}
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """One token; comments and white space are dropped."""
 
     kind: str
@@ -71,32 +73,32 @@ def tokens_of(source: str) -> tuple[list[Token], list[tuple[str, int]]]:
     tokens: list[Token] = []
     comments: list[tuple[str, int]] = []
     for match in _TOKEN.finditer(spliced):
-        line = lines(match.start())
-        value = match.group()
-        match match.lastgroup:
-            case "comment":
-                comments.append((value, line))
-            case "raw" | "mark":
-                inner = value[value.index("(") + 1 :]
-                tokens.append(Token("string", inner.rsplit(")", 1)[0], line))
-            case "string":
-                tokens.append(Token("string", _unescaped(value[value.index('"') + 1 :].removesuffix('"')), line))  # fmt: skip
-            case "char":
-                tokens.append(Token("char", value, line))
-            case "directive" | "word":
-                tokens.append(Token("directive", match["word"], line))
-            case "name":
-                if "\\u" in value:
-                    value = re.sub(r"\\u([0-9a-fA-F]{4})", lambda m: chr(int(m[1], 16)), value)
-                tokens.append(Token("name", value, line))
-            case "number":
-                tokens.append(Token("number", value, line))
-            case _:
-                tokens.append(Token("mark", value, line))
+        kind = match.lastgroup
+        if kind is None:
+            continue
+        line, value = lines(match.start()), match.group()
+        if kind == "name":
+            if "\\u" in value:
+                value = re.sub(r"\\u([0-9a-fA-F]{4})", lambda m: chr(int(m[1], 16)), value)
+            tokens.append(Token("name", value, line))
+        elif kind == "other":
+            tokens.append(Token("mark", value, line))
+        elif kind == "comment":
+            comments.append((value, line))
+        elif kind in ("raw", "mark"):
+            inner = value[value.index("(") + 1 :]
+            tokens.append(Token("string", inner.rsplit(")", 1)[0], line))
+        elif kind == "string":
+            inner = value[value.index('"') + 1 :].removesuffix('"')
+            tokens.append(Token("string", _unescaped(inner), line))
+        elif kind in ("directive", "word"):
+            tokens.append(Token("directive", match["word"], line))
+        else:
+            tokens.append(Token(kind, value, line))
     return tokens, comments
 
 
-def _spliced(source: str):
+def _spliced(source: str) -> tuple[str, Callable[[int], int]]:
     """The text without line continuations, and a function from its offsets to original lines."""
     source = source.replace("\r\n", "\n")
     pieces = re.split(r"\\[ \t]*\n", source) if "\\" in source else [source]

@@ -677,13 +677,15 @@ class _Reader:
             and any(isinstance(c, ast.Constant) and isinstance(c.value, int) and c.value > 1 for c in ast.walk(s))
             for s in sides
         )  # fmt: skip
-        shaped = any(
+        shaped = literal and any(
             isinstance(n, ast.Attribute) and n.attr in ("shape", "numel", "size")
             for s in sides
             for n in ast.walk(s)
         )
-        if literal and shaped:
+        if shaped:
             self.report.add("shape-literal", node.lineno)
+        if not self._counters:
+            return
         if any(isinstance(s, ast.Constant) and isinstance(s.value, int) for s in sides) and any(
             isinstance(n, ast.Name) and n.id in self._counters for n in ast.walk(node)
         ):

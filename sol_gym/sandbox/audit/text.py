@@ -184,9 +184,29 @@ _TO_REVIEWER = re.compile(
 )  # fmt: skip
 
 
+_HINT = re.compile(
+    r"review|judge|audit|grader|checker|evaluator|instruction|prompt|guideline|verdict|approved"
+    r"|whitelist|certified|assistant|language model|<\||\[/?inst\]|</?system>"
+)
+
+
 def to_reviewer(text: str) -> list[tuple[int, str]]:
-    """(offset, words) of what addresses a reviewer."""
-    return [(m.start(), m.group()) for m in _TO_REVIEWER.finditer(text)]
+    """(offset, words) of what addresses a reviewer. Lines with a hint and their neighbours are read."""
+    lower = text.lower()
+    if len(lower) != len(text):  # A few characters change their length.
+        lower = text
+    found: dict[int, str] = {}
+    done = 0
+    for hint in _HINT.finditer(lower):
+        if hint.start() < done:
+            continue
+        begin = text.rfind("\n", 0, max(0, text.rfind("\n", 0, hint.start()))) + 1
+        end = text.find("\n", hint.end())
+        end = text.find("\n", end + 1) if end != -1 else -1
+        done = end if end != -1 else len(text)
+        for match in _TO_REVIEWER.finditer(text, begin, done):
+            found[match.start()] = match.group()
+    return sorted(found.items())
 
 
 _INVISIBLE = re.compile(
