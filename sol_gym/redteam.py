@@ -19,10 +19,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from .device import Device
 from .errors import ProblemError, SolGymError
-from .evaluate import Evaluator
+from .evaluate import Evaluator, as_problem
 from .evaluation import Evaluation, Finding, Severity, Status
-from .problem import Problem, load_problem
+from .problem import Problem, ProfileName, load_problem
 from .sandbox.audit import audit, vetoes
 from .solution import Solution, load_solution
 
@@ -221,14 +222,17 @@ def _words(text: str | None, separator: str = "[, ]+") -> tuple[str, ...]:
     return tuple(w.strip() for w in re.split(separator, text or "") if w.strip(" -"))
 
 
-def corpus_problem(folder: Path) -> Problem:
+def corpus_problem(folder: Path, device: Device, profile: ProfileName | None = None) -> Problem:
     """The toy problem beside a corpus, or the project's own where the folder has none.
+
+    As for all problems, a CPU gets the smoke workloads unless asked for the full ones.
 
     Raises:
         CorpusError: neither is there. ProblemError: it cannot be read.
     """
     beside = (folder if folder.is_dir() else folder.parent) / "problem"
-    return load_problem(beside if beside.is_dir() else own_corpus() / "problem")
+    problem = load_problem(beside if beside.is_dir() else own_corpus() / "problem")
+    return as_problem(problem, profile, device)
 
 
 # -- running it ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 from rich.table import Table
 
 from . import render
@@ -27,10 +28,16 @@ _COLOURS = {
 @click.argument("path", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option("--device", default="auto", show_default=True, help="Device key: auto, cpu (or cuda for the GPU that is here), h200 ...")  # fmt: skip
 @click.option("--only", multiple=True, help="Only families or files whose name contains this (repeatable).")  # fmt: skip
+@click.option("--profile", type=click.Choice(["full", "smoke"]), help="Workloads; default: smoke on a CPU, else full.")  # fmt: skip
 @click.option("--inputs", "inputs_profile", help="Inputs profile; default: strict if there is one.")
 @click.option("--json", "as_json", is_flag=True)
 def redteam(
-    path: Path | None, device: str, only: tuple[str, ...], inputs_profile: str | None, as_json: bool
+    path: Path | None,
+    device: str,
+    only: tuple[str, ...],
+    profile: str | None,
+    inputs_profile: str | None,
+    as_json: bool,
 ) -> None:
     """Run a corpus of cheats (PATH: a folder or a file; default: the project's tests/exploits).
 
@@ -53,11 +60,12 @@ def redteam(
     ):
         if device == "cuda" and evaluator.device.key == "cpu":
             raise CorpusError("there is no CUDA device here; use --device cpu")
-        team = RedTeam(evaluator, corpus_problem(folder), inputs_profile=inputs_profile)
+        problem = corpus_problem(folder, evaluator.device, profile)  # type: ignore[arg-type]
+        team = RedTeam(evaluator, problem, inputs_profile=inputs_profile)
         trials = team.run(exploits, update)
     bad = [t for t in trials if t.outcome in BAD]
     facts = {
-        "device": evaluator.device.key, "inputs_profile": team.inputs_profile, "margin": team.margin,
+        "device": evaluator.device.key, "profile": problem.profile, "inputs_profile": team.inputs_profile, "margin": team.margin,
         "seconds": round(time.monotonic() - start, 1),
     }  # fmt: skip
     if as_json:
@@ -68,6 +76,8 @@ def redteam(
 
 
 def _print(trials: list[Trial], facts: dict[str, object]) -> None:
+    # A pipe has no width: give it one that a table fits into.
+    console = render.console if render.console.is_terminal else Console(width=190)
     strict = [t for t in trials if t.outcome.value == "needs strict inputs"]
     for title, rows in (
         ("cheats", [t for t in trials if not t.exploit.honest and t not in strict]),
@@ -76,7 +86,7 @@ def _print(trials: list[Trial], facts: dict[str, object]) -> None:
     ):
         rows = [t for t in rows if t.outcome.value != "skipped"]
         if rows:
-            render.console.print(_table(title, rows))
+            console.print(_table(title, rows))
     counts = Counter(t.outcome.value for t in trials)
     skipped = [t.exploit.path.name for t in trials if t.outcome.value == "skipped"]
     render.console.print(", ".join(f"{n} {name}" for name, n in counts.items()))
@@ -89,7 +99,7 @@ def _print(trials: list[Trial], facts: dict[str, object]) -> None:
             style="dim", markup=False,
         )  # fmt: skip
     render.console.print(
-        f"device {facts['device']}, {facts['inputs_profile']} inputs, {facts['seconds']} s; a gain below "
+        f"device {facts['device']}, {facts['profile']} workloads, {facts['inputs_profile']} inputs, {facts['seconds']} s; a gain below "
         f"{facts['margin']} times counts as none; rules marked ! veto",
         style="dim", markup=False,
     )  # fmt: skip
