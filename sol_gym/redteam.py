@@ -119,6 +119,8 @@ class Trial:
     """Largest honest time / time over the workloads; above 1 is faster than the honest kernel."""
     findings: list[Finding] = field(default_factory=list)
     message: str = ""
+    log: str = ""
+    """What it printed: probes say there what they could reach."""
 
     @property
     def audited(self) -> str:
@@ -136,7 +138,7 @@ class Trial:
         e = self.exploit
         return {
             "file": e.path.name, "family": e.family, "expected": e.expected, "outcome": self.outcome.value,
-            "by": self.by, "status": self.status, "gain": self.gain, "message": self.message,
+            "by": self.by, "status": self.status, "gain": self.gain, "message": self.message, "log": self.log,
             "audit": [f.model_dump(mode="json") for f in self.findings], "as_expected": self.as_expected,
         }  # fmt: skip
 
@@ -294,6 +296,7 @@ class RedTeam:
             return trial
         evaluation = self._evaluate(solution)
         trial.status, trial.message = evaluation.status, evaluation.message
+        trial.log = evaluation.log
         if evaluation.status in (Status.INFRA_ERROR, Status.INVALID_REFERENCE):
             trial.outcome = Outcome.ERROR
         elif exploit.honest:
