@@ -34,7 +34,7 @@ _CONTINUED = re.compile(r"^\s*(?:#|//)\s{2,}(\S.*)$")
 _MARGIN = {"cpu": 1.4}
 _GPU_MARGIN = 1.15
 _CONFIRMATIONS = 3
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 120.0
 
 
 class CorpusError(SolGymError, ValueError):
