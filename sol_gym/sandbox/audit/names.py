@@ -159,9 +159,8 @@ PYTHON_NAMES: dict[str, str] = {
 }
 
 WATCHED = (
-    "time", "builtins", "os", "gc", "io", "json", "statistics", "math", "random", "threading",
-    "ctypes", "mmap", "inspect", "importlib", "traceback", "struct", "socket", "subprocess",
-    "torch", "triton.testing", "triton.runtime.driver", "numpy.testing",
+    "time", "builtins", "os", "gc", "io", "json", "statistics", "threading", "ctypes", "socket",
+    "subprocess", "torch", "triton.testing", "triton.runtime.driver", "numpy.testing",
 )  # fmt: skip
 """Modules whose names may not be replaced (settings excepted)."""
 

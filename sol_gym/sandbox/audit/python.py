@@ -609,10 +609,25 @@ class _Reader:
         name = f"{base}.{attribute}"
         if "config" in name or name.startswith(names.SETTINGS) or attribute in names.LABELS:
             return
-        if name.startswith(names.INTERNALS) and not name.startswith("triton.testing."):
+        if (name.startswith(names.INTERNALS) and not name.startswith("triton.testing.")) or any(
+            first <= line <= last for first, last in self._shims
+        ):
             self.report.add("patch-runtime", line, name, severity=Severity.SUSPICIOUS)
         elif any(name.startswith(module + ".") for module in names.WATCHED):
             self.report.add("patch-runtime", line, name)
+
+    @cached_property
+    def _shims(self) -> list[tuple[int, int]]:
+        """Lines under `if not hasattr(...)`: what an older release lacks is added, not replaced."""
+        return [
+            (node.body[0].lineno, node.body[-1].end_lineno or node.body[-1].lineno)
+            for node in self.nodes[ast.If]
+            if isinstance(node.test, ast.UnaryOp)
+            and isinstance(node.test.op, ast.Not)
+            and isinstance(node.test.operand, ast.Call)
+            and isinstance(node.test.operand.func, ast.Name)
+            and node.test.operand.func.id == "hasattr"
+        ]
 
     def _stored_on_input(self, target: ast.Attribute) -> None:
         run = self.functions.get("run")

@@ -117,7 +117,7 @@ def test_cpp_that_has_no_honest_use_is_vetoed(what):
 HONEST = {
     "settings": "import torch\ntorch.backends.cuda.matmul.allow_tf32 = True\nimport torch._inductor.config as c\nc.max_autotune = True\n",
     "own names": "import torch\nclass time: pass\ntime.time = 3\ndef setprofile(x): pass\nsetprofile(1)\n",
-    "labels": "import torch\ndef f(x): pass\nf.__name__ = 'g'\ntorch.nn.functional.f = None if False else f\n"[:60],
+    "labels": "import functools\ndef f(x): pass\nf.__name__ = 'g'\nfunctools.partial.__doc__ = ''\n",
     "a parameter called like a module": "def run(x, gc, time):\n    gc.get = 1\n    return x * time\n",
     "a cuda source in a string": "SRC = r'''\n#include <cuda_bf16.h>\n__global__ void f(float* x) { x[threadIdx.x] *= 2; }\n'''\n",
     "ctypes to the runtime": "import ctypes\nrt = ctypes.CDLL('libcudart.so')\nrt.cudaLaunchKernel\n",
@@ -131,6 +131,10 @@ HONEST = {
     "a script part": "import os\nif __name__ == '__main__':\n    import sol_gym\n    os._exit(1)\n",
     "a compiler in a process": "import subprocess\nsubprocess.run(['nvcc', '-O3', 'k.cu'])\n",
     "collecting": "import gc\ngc.collect()\ngc.disable()\n",
+    "a name that an older release lacks": "import torch\nif not hasattr(torch, 'rms_norm'):\n    torch.rms_norm = print\n",
+    "the source of a generated kernel": "import inspect\ninspect.getsourcelines = print\n",
+    "a context for good": "import torch\ntorch.inference_mode().__enter__()\n",
+    "named results": "from typing import NamedTuple\nclass Out(NamedTuple):\n    y: object\n",
     "own maps": "print(open('/proc/self/maps').read())\nprint(open('/proc/cpuinfo').read())\n",
 }  # fmt: skip
 
