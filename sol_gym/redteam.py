@@ -13,6 +13,7 @@ The project's own corpus is `tests/exploits/` of a checkout. It is not part of t
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -62,6 +63,7 @@ class Outcome(StrEnum):
     """The machine or the judge failed: nothing is known."""
 
 
+OUT_OF_TIME = "not tried: the time limit was reached"
 BAD = (Outcome.ESCAPED, Outcome.FLAGGED, Outcome.ERROR)
 """Outcomes for which `sol-gym redteam` fails."""
 
@@ -274,17 +276,29 @@ class RedTeam:
         return Solution.from_text(self.problem.reference, name="reference")
 
     def run(
-        self,
-        exploits: Iterable[Exploit],
-        on_progress: Callable[[str, int, int], None] | None = None,
-    ) -> list[Trial]:
-        """Try all; a file that is not for this device is skipped."""
+        self, exploits: Iterable[Exploit], *, on_progress: Callable[[str, int, int], None] | None = None,
+        on_trial: Callable[[Trial], None] | None = None, time_limit_s: float | None = None,
+    ) -> list[Trial]:  # fmt: skip
+        """Try all, in order.
+
+        Args:
+            on_progress: called with (file name, done, total) before each file.
+            on_trial: called with each result as it comes.
+            time_limit_s: no file is begun later than this; the rest are skipped and say so.
+        """
         chosen = list(exploits)
+        start = time.monotonic()
         trials = []
         for done, exploit in enumerate(chosen):
             if on_progress:
                 on_progress(exploit.path.name, done, len(chosen))
-            trials.append(self.attempt(exploit))
+            if time_limit_s is not None and time.monotonic() - start > time_limit_s:
+                trial = Trial(exploit, Outcome.SKIPPED, message=OUT_OF_TIME)
+            else:
+                trial = self.attempt(exploit)
+            trials.append(trial)
+            if on_trial:
+                on_trial(trial)
         return trials
 
     def attempt(self, exploit: Exploit) -> Trial:

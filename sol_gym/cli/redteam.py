@@ -30,6 +30,8 @@ _COLOURS = {
 @click.option("--only", multiple=True, help="Only families or files whose name contains this (repeatable).")  # fmt: skip
 @click.option("--profile", type=click.Choice(["full", "smoke"]), help="Workloads; default: smoke on a CPU, else full.")  # fmt: skip
 @click.option("--inputs", "inputs_profile", help="Inputs profile; default: strict if there is one.")
+@click.option("--time-limit", "time_limit_s", type=float, help="Begin no file after this many seconds.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), help="Append each result to this JSONL file as it comes.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True)
 def redteam(
     path: Path | None,
@@ -37,15 +39,25 @@ def redteam(
     only: tuple[str, ...],
     profile: str | None,
     inputs_profile: str | None,
+    time_limit_s: float | None,
+    out: Path | None,
     as_json: bool,
 ) -> None:
     """Run a corpus of cheats (PATH: a folder or a file; default: the project's tests/exploits).
 
     Each cheat runs with the audit off; what the audit says is shown beside. The exit code is 0 if
-    nothing escaped and no honest file was flagged, 1 otherwise, 2 on bad arguments.
+    nothing escaped, no honest file was flagged and all were tried, 1 otherwise, 2 on bad arguments.
     """
     from ..evaluate import Evaluator
-    from ..redteam import BAD, CorpusError, RedTeam, corpus_problem, own_corpus, read_corpus
+    from ..redteam import (
+        BAD,
+        OUT_OF_TIME,
+        CorpusError,
+        RedTeam,
+        corpus_problem,
+        own_corpus,
+        read_corpus,
+    )
 
     folder = path or own_corpus()
     exploits = read_corpus(folder)
@@ -62,8 +74,14 @@ def redteam(
             raise CorpusError("there is no CUDA device here; use --device cpu")
         problem = corpus_problem(folder, evaluator.device, profile)  # type: ignore[arg-type]
         team = RedTeam(evaluator, problem, inputs_profile=inputs_profile)
-        trials = team.run(exploits, update)
-    bad = [t for t in trials if t.outcome in BAD]
+
+        def keep(trial: Trial) -> None:
+            if out:
+                with open(out, "a") as file:
+                    file.write(json.dumps(trial.to_json()) + "\n")
+
+        trials = team.run(exploits, on_progress=update, on_trial=keep, time_limit_s=time_limit_s)
+    bad = [t for t in trials if t.outcome in BAD or t.message == OUT_OF_TIME]
     facts = {
         "device": evaluator.device.key, "profile": problem.profile, "inputs_profile": team.inputs_profile, "margin": team.margin,
         "seconds": round(time.monotonic() - start, 1),

@@ -108,6 +108,16 @@ def test_redteam_fails_when_a_file_escapes(write):
     assert trial["outcome"] == "escaped"
 
 
+def test_redteam_says_what_it_had_no_time_for_and_keeps_results_as_they_come(tmp_path):
+    out = tmp_path / "out.jsonl"
+    done = sol_gym(
+        "redteam", "--device", "cpu", "--only", "lazy/identity", "--time-limit", "0", "--out", str(out),
+        "--inputs", "compatible",
+    )  # fmt: skip
+    assert done.returncode == 1 and "time limit was reached" in done.stdout
+    assert json.loads(out.read_text())["outcome"] == "skipped"
+
+
 def test_redteam_names_what_is_wrong_with_its_arguments(tmp_path):
     done = sol_gym("redteam", "--only", "no-such-family")
     assert done.returncode == 2 and "no-such-family" in done.stderr
