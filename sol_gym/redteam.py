@@ -306,7 +306,7 @@ class RedTeam:
         solution = load_solution(exploit.path)
         trial = Trial(exploit, Outcome.SKIPPED, findings=audit(solution))
         if self.kind not in exploit.works_on:
-            trial.message = f"for {', '.join(exploit.works_on)}"
+            trial.message = f"for {', '.join(exploit.works_on)} only"
             return trial
         evaluation = self._evaluate(solution)
         trial.status, trial.message = evaluation.status, evaluation.message

@@ -106,17 +106,17 @@ def _print(trials: list[Trial], facts: dict[str, object]) -> None:
         if rows:
             console.print(_table(title, rows))
     counts = Counter(t.outcome.value for t in trials)
-    skipped = [t.exploit.path.name for t in trials if t.outcome.value == "skipped"]
-    render.console.print(", ".join(f"{n} {name}" for name, n in counts.items()))
-    if skipped:
-        render.console.print(f"skipped, not for this device: {', '.join(skipped)}", style="dim")
+    skipped = [t for t in trials if t.outcome.value == "skipped"]
+    for why in dict.fromkeys(t.message for t in skipped):
+        those = ", ".join(t.exploit.path.name for t in skipped if t.message == why)
+        console.print(f"skipped ({why}): {those}", style="dim", markup=False)
     odd = [t for t in trials if not t.as_expected]
     for t in odd:
-        render.console.print(
+        console.print(
             f"{t.exploit.path.name}: stopped by {t.by}, its header says {', '.join(t.exploit.stopped_by)}",
             style="dim", markup=False,
         )  # fmt: skip
-    render.console.print(
+    console.print(
         f"device {facts['device']}, {facts['profile']} workloads, {facts['inputs_profile']} inputs, {facts['seconds']} s; a gain below "
         f"{facts['margin']} times counts as none; rules marked ! veto",
         style="dim", markup=False,
