@@ -106,6 +106,7 @@ def _print(trials: list[Trial], facts: dict[str, object]) -> None:
         if rows:
             console.print(_table(title, rows))
     counts = Counter(t.outcome.value for t in trials)
+    console.print(", ".join(f"{n} {name}" for name, n in counts.items()))
     skipped = [t for t in trials if t.outcome.value == "skipped"]
     for why in dict.fromkeys(t.message for t in skipped):
         those = ", ".join(t.exploit.path.name for t in skipped if t.message == why)
