@@ -79,6 +79,24 @@ def is_contraction(node: Node) -> bool:
     return node.name in CONTRACTIONS or node.name in ("convolution", "convolution_backward")
 
 
+def as_written(node: Node) -> int:
+    """FLOPs of a contraction with every element of its operands, as the reference says it."""
+    if not is_contraction(node):
+        return 0
+    if node.name in CONTRACTIONS:
+        spec = CONTRACTIONS[node.name]
+        sizes = dict(zip(spec.left_axes, node.args[spec.left].shape, strict=True))
+        sizes |= zip(spec.right_axes, node.args[spec.right].shape, strict=True)
+        return 2 * math.prod(sizes.values())
+    weight = node.args["weight"]
+    if node.name == "convolution":
+        moving = node.args["input"] if node.args["transposed"] else node.outs[0]
+        return 2 * moving.numel * math.prod(weight.shape[1:])
+    passes = sum(bool(m) for m in node.args["output_mask"][:2])
+    moving = node.args["input"] if node.args["transposed"] else node.args["grad_output"]
+    return 2 * passes * moving.numel * math.prod(weight.shape[1:])
+
+
 def contract(facts: Facts, node: Node, demand: Demand) -> tuple[list[Need], Work | None]:
     """What a contraction needs, and the work it is."""
     if node.name == "convolution":
