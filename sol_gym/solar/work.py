@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from .facts import Fact, Facts
 from .precision import WorkClass, work_class
 from .region import Region
 from .trace import Node, Value
+
+if TYPE_CHECKING:
+    from .demand import Operation
 
 
 @dataclass(frozen=True)
@@ -326,3 +329,28 @@ def total(work: Iterator[Work]) -> dict[WorkClass, int]:
         if item.flops:
             sums[item.unit] = sums.get(item.unit, 0) + item.flops
     return sums
+
+
+_SPECIAL = frozenset(
+    (
+        *("exp", "exp2", "expm1", "log", "log2", "log1p", "log10", "sqrt", "rsqrt", "reciprocal"),
+        *("sin", "cos", "tan", "tanh", "sigmoid", "erf", "silu", "gelu", "mish", "softplus"),
+        *("elu", "pow", "_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "log_sigmoid"),
+    )
+)
+_PER_ROW = frozenset(("native_layer_norm", "native_group_norm", "_fused_rms_norm"))
+
+
+def special_functions(operation: Operation) -> int:
+    """Demanded results of an operation that a special-function unit would make."""
+    node = operation.node
+    name = node.plain_name
+    if name in _PER_ROW:
+        return node.outs[-1].numel if node.outs[-1] is not None and operation.demand else 0
+    if name not in _SPECIAL or (name == "pow" and _is_small_integer(node.args.get("exponent"))):
+        return 0
+    return operation.results
+
+
+def _is_small_integer(exponent: object) -> bool:
+    return isinstance(exponent, int | float) and float(exponent).is_integer() and abs(exponent) <= 8
