@@ -22,6 +22,7 @@ from ..paths import cache_dir
 from ..problem import Problem, RandomInput, SafetensorsInput, Workload
 from .bound import Bound
 from .cache import AnalysisCache
+from .capacity import least_bytes, on_chip_bytes
 from .capture import ValuesUnknown, capture
 from .contents import Contents
 from .demand import Outcome, find_demand
@@ -30,7 +31,7 @@ from .facts import Fact, Facts
 from .roofline import roofline
 from .trace import Trace
 from .traffic import read_bytes, unfused_bytes, write_bytes
-from .work import as_written, special_functions, total
+from .work import as_written, external, special_functions, total
 
 Precision = Literal["declared", "tolerance"]
 _REMEMBERED = 4096
@@ -78,6 +79,8 @@ class Analysis(BaseModel):
     complete: bool
     as_written_flops: int = 0
     unfused_bytes: int = 0
+    external_macs: int = 0
+    external_width: int = 2
     sfu_ops: int = 0
 
 
@@ -160,7 +163,13 @@ def bound_of(
     if precision == "tolerance":
         work = _tolerated(work, workload)
     total_bytes = sum(analysis.read_bytes.values()) + sum(analysis.write_bytes.values())
-    t_sol_ms, bound_by, memory_ms, compute_ms = roofline(device, total_bytes, work)
+    capacity_bytes = 0.0
+    if analysis.external_macs and not device.cache_levels:
+        capacity_bytes = least_bytes(
+            analysis.external_macs, analysis.external_width, on_chip_bytes(device)
+        )
+    times = roofline(device, total_bytes, work, capacity_bytes)
+    t_sol_ms, bound_by = times.t_sol_ms, times.bound_by
     if t_sol_ms <= 0:
         raise BoundError(f"{problem.id}, workload {workload.uuid}: nothing is read or written")
     return Bound(
@@ -169,8 +178,9 @@ def bound_of(
         device=device.key,
         t_sol_ms=t_sol_ms,
         bound_by=bound_by,
-        memory_ms=memory_ms,
-        compute_ms=compute_ms,
+        memory_ms=times.memory_ms,
+        compute_ms=times.compute_ms,
+        capacity_ms=times.capacity_ms,
         launch_ms=device.launch_ms,
         sfu_ms=1e3 * analysis.sfu_ops / device.sfu_ops if device.sfu_ops else None,
         **{**analysis.model_dump(), "work": work},
@@ -200,6 +210,7 @@ def summarize(problem: Problem, workload: Workload, stages: Stages) -> Analysis:
         f"input {name!r} is the causal mask in every draw; it is not counted as read"
         for name in stages.known
     ]
+    external_macs, external_width = external(outcome.operations, trace)
     return Analysis(
         read_bytes=read_bytes(problem, workload, outcome, set(stages.known)),
         write_bytes=write_bytes(problem, workload, trace, outcome),
@@ -209,6 +220,8 @@ def summarize(problem: Problem, workload: Workload, stages: Stages) -> Analysis:
         complete=not outcome.notes,
         as_written_flops=sum(map(as_written, trace.nodes())),
         unfused_bytes=unfused_bytes(trace),
+        external_macs=external_macs,
+        external_width=external_width,
         sfu_ops=sum(map(special_functions, outcome.operations)),
     )
 

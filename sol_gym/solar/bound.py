@@ -28,7 +28,7 @@ class Bound(BaseModel):
     """Key of the device model."""
     t_sol_ms: float = Field(gt=0)
     bound_by: str
-    """`memory`, `launch`, or `compute:` with the unit, e.g. `compute:bf16_tc`."""
+    """`memory`, `capacity`, `launch`, or `compute:` with the unit, e.g. `compute:bf16_tc`."""
     memory_ms: float
     compute_ms: dict[str, float]
     """Time of the contraction work on each unit. `fp32_fma` is shown but never binds: vector work
@@ -53,6 +53,13 @@ class Bound(BaseModel):
     unfused_bytes: int = 0
     """Traffic if every operation of the reference read its arguments from memory and wrote its
     result there (views cost nothing)."""
+    external_macs: int = 0
+    """Multiply-adds of contractions both of whose operands lie in memory (or are elementwise
+    functions of what does); these a small chip has to read again."""
+    external_width: int = 2
+    """Bytes an element of the narrowest of those operands."""
+    capacity_ms: float | None = None
+    """Time of the least traffic that the device's on-chip capacity allows `external_macs`."""
     sfu_ops: int = 0
     """Demanded exponentials, roots, sigmoids and the like. Advisory: they can be done elsewhere."""
     sfu_ms: float | None = None

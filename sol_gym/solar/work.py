@@ -21,7 +21,7 @@ from .context import Need
 from .facts import Fact, Facts
 from .precision import WorkClass, work_class
 from .region import Region
-from .trace import Node, Value
+from .trace import Node, Trace, Value
 
 if TYPE_CHECKING:
     from .demand import Operation
@@ -354,3 +354,33 @@ def special_functions(operation: Operation) -> int:
 
 def _is_small_integer(exponent: object) -> bool:
     return isinstance(exponent, int | float) and float(exponent).is_integer() and abs(exponent) <= 8
+
+
+def external(operations: list[Operation], trace: Trace) -> tuple[int, int]:
+    """Multiply-adds of products whose operands both lie in memory, and the narrowest's width.
+
+    An elementwise function of a single tensor in memory counts as lying there, at that tensor's
+    width: whoever wants its element has to load one.
+    """
+    width_of = {id(v.base): v.dtype.itemsize for v in trace.inputs.values()}
+    macs, narrowest = 0, 0
+    for operation in operations:
+        node = operation.node
+        if node.pointwise and len(node.fresh) == 1:
+            sources = [v for v in node.inputs if v.numel > 1]
+            (out,) = node.fresh
+            if len(sources) == 1 and sources[0].numel == out.numel:
+                source = sources[0]
+                if id(source.base) in width_of and source.numel <= source.base.numel:
+                    width_of[id(out.base)] = width_of[id(source.base)]
+        if operation.work is None or node.name not in CONTRACTIONS:
+            continue
+        spec = CONTRACTIONS[node.name]
+        sides = [node.args[spec.left], node.args[spec.right]]
+        known = [width_of.get(id(v.base)) for v in sides]
+        if None in known or any(v.numel > v.base.numel for v in sides):
+            continue
+        macs += operation.work.flops // 2
+        widths = [w for w in known if w is not None]
+        narrowest = min([narrowest, *widths] if narrowest else widths)
+    return macs, narrowest or 2
