@@ -165,8 +165,15 @@ def explain(
     *,
     seed: int = 0,
     precision: Precision = "tolerance",
+    published_ms: float | None = None,
+    baseline_ms: float | None = None,
 ) -> Explanation:
-    """Analyze a workload and keep the reasons. Arguments as in `analyze`.
+    """Analyze a workload and keep the reasons.
+
+    Args:
+        problem, workload, device, seed, precision: as in `analyze`.
+        published_ms: a published bound to compare with.
+        baseline_ms: a published baseline to compare with.
 
     Raises:
         BoundError: the reference cannot be run, or its course depends on values that cost too much
@@ -186,7 +193,6 @@ def explain(
     bound = bound_of(summarize(problem, workload, stages), problem, workload, device, precision)
     compute = {u: t for u, t in bound.compute_ms.items() if u != "fp32_fma"}
     unit = max(compute, key=lambda u: compute[u]) if compute else "bf16_tc"
-    published_ms, baseline_ms = published_figures(problem, workload, device)
     return Explanation(
         bound=bound,
         device_name=f"{device.name} ({device.key})",
@@ -205,24 +211,6 @@ def explain(
         advice=tuple(_advice(stages, bound, device)),
         graph=tuple(_graph(stages)),
     )
-
-
-def published_figures(
-    problem: Problem, workload: Workload, device: Device
-) -> tuple[float | None, float | None]:
-    """Published T_SOL and T_b in milliseconds, where there are any for this workload and device."""
-    if not device.key.startswith("b200") or problem.profile != "full":
-        return None, None
-    from ..baselines import published
-    from ..problems import list_ids, load
-
-    rows = published(problem.id)
-    if rows is None or problem.id not in list_ids():
-        return None, None
-    for row, known in zip(rows, load(problem.id).workloads, strict=False):
-        if known.uuid == workload.uuid:
-            return row.t_sol_ms, row.t_b_ms
-    return None, None
 
 
 # ---- Tensors ---------------------------------------------------------------------------------
