@@ -51,7 +51,9 @@ if TYPE_CHECKING:
 )
 @click.option("--explain", is_flag=True, help="Say what the bound is made of, and how to reach it.")
 @click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the explanation as a page."
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the explanation as a page.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 @click.option("--all", "every", is_flag=True, help="All workloads of all problems.")
@@ -61,7 +63,10 @@ if TYPE_CHECKING:
     help="Put the published figures beside ours, with the cause of each deviation over 5 %.",
 )
 @click.option(
-    "--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the comparison."
+    "--csv",
+    "csv_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the comparison.",
 )
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True)
 def sol(
@@ -93,7 +98,8 @@ def sol(
     if workload is not None:
         if not 0 <= workload < len(chosen.workloads):
             raise click.BadParameter(
-                f"{chosen.id} has workloads 0 to {len(chosen.workloads) - 1}", param_hint="--workload"
+                f"{chosen.id} has workloads 0 to {len(chosen.workloads) - 1}",
+                param_hint="--workload",
             )
         chosen = chosen.with_workloads([workload])
     if explain or html:

@@ -26,9 +26,7 @@ class BoundTime(NamedTuple):
     """What binds; `published` where only the figure is known."""
 
 
-def bound_times(
-    problem: Problem, device: Device, bound_set: BoundSet
-) -> list[BoundTime | None]:
+def bound_times(problem: Problem, device: Device, bound_set: BoundSet) -> list[BoundTime | None]:
     """T_SOL of every workload of a problem, in order; None where the analyzer has none.
 
     Args:
@@ -42,7 +40,9 @@ def bound_times(
     if bound_set == "published":
         return [BoundTime(row.t_sol_ms, "published") for row in _rows_of(problem, device)]
     if bound_set not in get_args(BoundSet):
-        raise ProblemError(f"there is no bound set {bound_set!r}; sets: {', '.join(get_args(BoundSet))}")
+        raise ProblemError(
+            f"there is no bound set {bound_set!r}; sets: {', '.join(get_args(BoundSet))}"
+        )
     found: list[BoundTime | None] = []
     for workload in problem.workloads:
         try:

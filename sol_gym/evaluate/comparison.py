@@ -78,7 +78,9 @@ class Recipe(_Record):
         traffic = sum(self._bytes(problem, workload, bound))
         if self.extra:
             traffic += evaluate_axis(self.extra, axes)
-        return max(traffic / _BYTES_PER_MS, self._compute(bound, axes)) + _CONSTANT_MS * self.constant
+        return (
+            max(traffic / _BYTES_PER_MS, self._compute(bound, axes)) + _CONSTANT_MS * self.constant
+        )
 
     def _bytes(self, problem: Problem, workload: Workload, bound: Bound) -> Iterator[float]:
         sides = (
@@ -404,7 +406,16 @@ def write_csv(rows: Sequence[Comparison], file: Path) -> None:
         writer = csv.writer(stream)
         writer.writerow(
             (
-                *("problem", "index", "workload", "axes", "ours_ms", "published_ms", "ratio", "cause"),
+                *(
+                    "problem",
+                    "index",
+                    "workload",
+                    "axes",
+                    "ours_ms",
+                    "published_ms",
+                    "ratio",
+                    "cause",
+                ),
                 *("reproduced", "bound_by", "complete", "lane", "bytes", "flops", "baseline_ms"),
             )
         )
@@ -413,7 +424,16 @@ def write_csv(rows: Sequence[Comparison], file: Path) -> None:
             cause = "UNKNOWN" if r.cause is None and r.ratio is not None else r.cause
             writer.writerow(
                 (
-                    *(r.problem, r.index, r.workload, axes, r.t_sol_ms, r.published_ms, r.ratio, cause),
+                    *(
+                        r.problem,
+                        r.index,
+                        r.workload,
+                        axes,
+                        r.t_sol_ms,
+                        r.published_ms,
+                        r.ratio,
+                        cause,
+                    ),
                     *(r.reproduced, r.bound_by, r.complete, r.lane, r.total_bytes, r.flops),
                     r.baseline_ms,
                 )

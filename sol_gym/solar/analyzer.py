@@ -254,4 +254,13 @@ def _tolerated(work: dict[str, int], workload: Workload) -> dict[str, int]:
     return moved
 
 
-__all__ = ["Analysis", "Bound", "Precision", "Stages", "analysis_of", "analyze", "bound_of", "run_stages"]
+__all__ = [
+    "Analysis",
+    "Bound",
+    "Precision",
+    "Stages",
+    "analysis_of",
+    "analyze",
+    "bound_of",
+    "run_stages",
+]

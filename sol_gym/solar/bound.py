@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-
 Quality = Literal["narrow", "ok", "loose", "vacuous"]
 _MARKS: tuple[tuple[Quality, float], ...] = (("narrow", 1.25), ("ok", 2.0), ("loose", 10.0))
 

@@ -477,11 +477,8 @@ def _line_of_reference() -> int | None:
 
 def _key(tensor: Tensor) -> tuple:
     """What identifies a view: its storage and geometry. Strides of axes of size 1 mean nothing."""
-    strides = tuple(s if n > 1 else 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return (
-        tensor.untyped_storage()._cdata,
-        tensor.storage_offset(),
-        tuple(tensor.shape),
-        strides,
-        tensor.dtype,
-    )
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    if 1 in shape or 0 in shape:
+        strides = tuple(s if n > 1 else 0 for n, s in zip(shape, strides, strict=True))
+    offset = tensor.storage_offset()
+    return tensor.untyped_storage()._cdata, offset, shape, strides, tensor.dtype

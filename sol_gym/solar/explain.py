@@ -723,7 +723,9 @@ def _text(e: Explanation) -> Iterator[str]:
         where = f"line {o.line}: " if o.line else ""
         work = ""
         if o.as_written_flops:
-            work = f"; {o.flops:,} of {o.as_written_flops:,} FLOP" + (f" on {o.unit}" * bool(o.unit))
+            work = f"; {o.flops:,} of {o.as_written_flops:,} FLOP" + (
+                f" on {o.unit}" * bool(o.unit)
+            )
         status = o.status
         if o.status == "partly needed":
             status = f"{o.demanded:,} of {o.elements:,} results needed"

@@ -79,7 +79,9 @@ def _comparison(e: Explanation) -> str:
 
 
 def _row(cells: Sequence[tuple[str, bool]], style: str = "") -> str:
-    made = "".join(f"<td class='n'>{escape(t)}</td>" if n else f"<td>{escape(t)}</td>" for t, n in cells)
+    made = "".join(
+        f"<td class='n'>{escape(t)}</td>" if n else f"<td>{escape(t)}</td>" for t, n in cells
+    )
     return f"<tr class='{style}'>{made}</tr>"
 
 
