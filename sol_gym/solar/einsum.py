@@ -404,6 +404,8 @@ class _Space:
                 return np.logical_not(value)
             return np.negative(value) if isinstance(node.op, ast.USub) else value
         if isinstance(node, ast.BinOp):
+            if guard is not None and isinstance(node.op, ast.Mult):
+                guard = guard & self._inside(node)
             left, right = self._value(node.left, guard), self._value(node.right, guard)
             return _BINARY[type(node.op)](left, right)
         if isinstance(node, ast.Compare):
@@ -474,6 +476,16 @@ class _Space:
             seen[where] = True
         return value, inside
 
+    def _inside(self, product: ast.expr) -> Array:
+        """Where all factors lie inside of their tensors: elsewhere none of them matters."""
+        kept, self._reads = self._reads, None
+        inside = np.array(True)
+        for factor in _factors(product):
+            if isinstance(factor, ast.Subscript):
+                inside = inside & self._element(factor, None)[1]
+        self._reads = kept
+        return inside
+
     def _call(self, node: ast.Call, guard: Array | None) -> Any:
         reduction = _reduction(node)
         if reduction is not None:
@@ -520,11 +532,7 @@ class _Space:
         factors = [n for n in _factors(body) if isinstance(n, ast.Subscript)]
         if len(factors) < 2:
             return
-        kept, self._reads = self._reads, None
-        alive = np.array(True)
-        for factor in factors:
-            alive = alive & self._element(factor, None)[1]
-        self._reads = kept
+        alive = self._inside(body)
         whole = np.broadcast_to(alive & condition & guard, [self.sizes[a] for a in self._order])
         self._products += int(whole.sum())
 

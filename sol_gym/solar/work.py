@@ -280,15 +280,31 @@ def convolution(facts: Facts, node: Node, demand: Demand) -> tuple[list[Need], W
                 part[0] = term.axes[0]
             part |= {2 + i: t.touched(x) for (i, t), x in zip(enumerate(taps), live, strict=True)}
             needed = needed.union(Region.product(source.shape, part))
-            rows = np.repeat(used_groups, per_group) if node.args["transposed"] else wanted
-            shape = {0: rows} | {2 + i: np.any(x, axis=0) for i, x in enumerate(live)}
-            kernels = kernels.union(Region.product(weight.shape, shape))
+            window = {2 + i: np.any(x, axis=0) for i, x in enumerate(live)}
+            for shape in _channels_of_weight(node, weight, wanted, used_groups, per_group):
+                kernels = kernels.union(Region.product(weight.shape, shape | window))
     needs: list[Need] = [(source, needed), (weight, kernels)]
     if isinstance(bias, Value):
         others = [d for d in range(len(out.shape)) if d != 1]
         needs.append((bias, demand.region.any_over(others)))
     unit: WorkClass | None = "fp32_fma" if per_group == 1 else None
     return needs, _work(node, factors, iterations, demand, exact, 0, unit)
+
+
+def _channels_of_weight(
+    node: Node, weight: Value, wanted: np.ndarray, used_groups: np.ndarray, per_group: int
+) -> Iterator[dict[int, np.ndarray]]:
+    """Which of a weight's first two axes go with the wanted channels of the result."""
+    if not node.args["transposed"]:
+        yield {0: wanted}
+        return
+    channels = wanted.reshape(len(used_groups), -1)
+    if (channels[used_groups] == channels[used_groups][:1]).all():
+        yield {0: np.repeat(used_groups, per_group), 1: channels[used_groups][0]}
+        return
+    for group in np.flatnonzero(used_groups):
+        rows = np.repeat(np.arange(len(used_groups)) == group, per_group)
+        yield {0: rows, 1: channels[group]}
 
 
 def _spatial(live: Region, shape: tuple[int, ...]) -> list[np.ndarray | None] | None:
