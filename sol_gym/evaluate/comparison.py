@@ -48,8 +48,8 @@ class _Record(BaseModel):
 class Recipe(_Record):
     """How a published figure is made, in terms of ours: max(bytes / rate, FLOPs / rate) + constant."""
 
-    traffic: Literal["needed", "declared"] = "needed"
-    """Bytes that have to move, or all bytes of all inputs and outputs."""
+    traffic: Literal["needed", "declared", "none"] = "needed"
+    """Bytes that have to move, all bytes of all inputs and outputs, or none."""
     omit: tuple[str, ...] = ()
     """Inputs and outputs that are left out of the bytes."""
     whole: tuple[str, ...] = ()
@@ -64,6 +64,8 @@ class Recipe(_Record):
     """FLOPs as an expression over axes instead, where neither fits."""
     rate: Literal["ours", "bf16", "fp8", "nvfp4"] = "ours"
     """Units: per contraction as ours (float32 at the bf16 rate), or one class for all."""
+    factor: float = 1.0
+    """By which the time of the work is multiplied."""
     constant: bool = False
     """Whether 600 cycles (0.4 us) are added."""
 
@@ -75,7 +77,7 @@ class Recipe(_Record):
             bound: ours.
         """
         axes = problem.definition.bind(workload.axes)
-        traffic = sum(self._bytes(problem, workload, bound))
+        traffic = 0.0 if self.traffic == "none" else sum(self._bytes(problem, workload, bound))
         if self.extra:
             traffic += evaluate_axis(self.extra, axes)
         return (
@@ -120,6 +122,8 @@ class Recipe(_Record):
         parts = []
         if self.traffic == "declared":
             parts.append("counts all declared tensors in full")
+        if self.traffic == "none":
+            parts.append("counts no traffic")
         if self.omit:
             parts.append(f"leaves {', '.join(self.omit)} out of the bytes")
         if self.whole:
@@ -134,6 +138,8 @@ class Recipe(_Record):
             parts.append("counts no contraction")
         if self.flops:
             parts.append(f"counts {self.flops} FLOP")
+        if self.factor != 1.0:
+            parts.append(f"prices the work at {self.factor:g} times its time")
         if self.rate != "ours":
             parts.append(f"prices all contractions at the {self.rate} rate")
         if self.constant:

@@ -29,6 +29,7 @@ from .demand import Outcome, find_demand
 from .fact_rules import triangle
 from .facts import Fact, Facts
 from .roofline import roofline
+from .rulebook import rulebook
 from .trace import Trace
 from .traffic import read_bytes, unfused_bytes, write_bytes
 from .work import as_written, external, special_functions, total
@@ -84,7 +85,7 @@ class Analysis(BaseModel):
     sfu_ops: int = 0
 
 
-_remembered: OrderedDict[tuple[str, int], Analysis] = OrderedDict()
+_remembered: OrderedDict[tuple[str, int, str], Analysis] = OrderedDict()
 _caches: dict[str, AnalysisCache] = {}
 
 
@@ -124,7 +125,7 @@ def analysis_of(problem: Problem, workload: Workload, *, seed: int = 0) -> Analy
     Raises:
         BoundError: the reference cannot be run, or does not return what the definition says.
     """
-    key = (problem.workload_hash(workload), seed)
+    key = (problem.workload_hash(workload), seed, rulebook().digest())
     analysis = _remembered.get(key)
     if analysis is None:
         cache = _disk_cache(workload)
@@ -145,10 +146,11 @@ def _disk_cache(workload: Workload) -> AnalysisCache | None:
     """The cache of the folder in use; none where inputs lie in files, which may change."""
     if any(isinstance(spec, SafetensorsInput) for spec in workload.inputs.values()):
         return None
-    folder = str(cache_dir())
-    if folder not in _caches:
-        _caches[folder] = AnalysisCache()
-    return _caches[folder]
+    rules = rulebook().digest()
+    key = f"{cache_dir()}:{rules}"
+    if key not in _caches:
+        _caches[key] = AnalysisCache(extra=rules)
+    return _caches[key]
 
 
 def bound_of(

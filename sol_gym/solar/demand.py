@@ -16,7 +16,10 @@ from .context import Context
 from .dependence import needs
 from .facts import Facts
 from .indexing import written_region
+from .precision import work_class
 from .region import Region
+from .rulebook import LearnedRule, multiply_adds, rulebook
+from .rulebook import needs as learned_needs
 from .trace import Control, Node, Trace, Value
 from .work import Demand, Work, contract, is_contraction
 
@@ -158,6 +161,8 @@ class _Pass:
             return Operation(node, total, work)
         wanted = {i: d.region for i, d in demands.items()}
         found_needs = needs(self._context, node, wanted)
+        if found_needs is None and (rule := rulebook().get(node)) is not None:
+            return self._by_learned_rule(node, rule, total, wanted)
         if found_needs is None:
             self._note(f"{node}: no rule for this operation; what it needs is not counted")
             return Operation(node, total, None)
@@ -171,6 +176,19 @@ class _Pass:
         for (value, region), (_, sure) in zip(found_needs, firm_needs, strict=True):
             self._pass_on(node, value, region, sure, total)
         return Operation(node, total, None)
+
+    def _by_learned_rule(
+        self, node: Node, rule: LearnedRule, total: Demand, wanted: dict[int, Region]
+    ) -> Operation:
+        for value, region in learned_needs(rule, node, wanted):
+            self._want(value, _firm(region, total.full_precision))
+        macs = multiply_adds(rule, node, total.region)
+        work = None
+        if macs > total.region.count():
+            left, right = (self._facts.at(node, v).format for v in node.inputs[:2])
+            unit = work_class(left, right, full_precision=total.full_precision)
+            work = Work(str(node), 2 * macs, unit, True)
+        return Operation(node, total, work)
 
     def _pass_on(
         self, node: Node, value: Value, region: Region, firm: Region, total: Demand

@@ -289,6 +289,17 @@ def _reduction(node: ast.AST) -> tuple[str, tuple[str, ...], ast.expr] | None:
     return head.func.id, tuple(a.id for a in head.args if isinstance(a, ast.Name)), node.args[0]
 
 
+def axis_sizes(
+    statement: Statement, values: Mapping[str, Any], sizes: Mapping[str, str]
+) -> dict[str, int]:
+    """Sizes of a statement's axes for arguments of which only the shapes matter.
+
+    Raises:
+        EinsumError: a size cannot be told.
+    """
+    return dict(_Space(statement, values, sizes).sizes)
+
+
 # ---- Executing -------------------------------------------------------------------------------
 
 
@@ -301,10 +312,6 @@ class _Space:
         self._statement, self._values = statement, values
         self._order = (*statement.axes, *(a for a in statement.reduced if a not in statement.axes))
         self.sizes = {a: self._size(a, sizes) for a in self._order}
-        if math.prod(self.sizes.values()) > MAX_ITERATIONS:
-            raise EinsumError(
-                f"{statement.text!r} has more than {MAX_ITERATIONS} iterations; use smaller tensors"
-            )
         self._reads: dict[str, Array] | None = None
         self._products = 0
 
@@ -358,6 +365,11 @@ class _Space:
 
     def result(self) -> Array:
         """The assigned tensor."""
+        if math.prod(self.sizes.values()) > MAX_ITERATIONS:
+            raise EinsumError(
+                f"{self._statement.text!r} has more than {MAX_ITERATIONS} iterations; use smaller "
+                "tensors"
+            )
         shape = tuple(self.sizes[a] for a in self._statement.axes)
         with np.errstate(all="ignore"):
             value = self._value(self._statement.expression, None)
@@ -395,7 +407,11 @@ class _Space:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
-            return self._named(node.id)
+            value = self._named(node.id)
+            if guard is not None and self._reads is not None and isinstance(value, np.ndarray):
+                if node.id in self._values:
+                    self._reads[node.id] = np.array(bool(guard.any()))
+            return value
         if isinstance(node, ast.Subscript):
             return self._element(node, guard)[0]
         if isinstance(node, ast.UnaryOp):
