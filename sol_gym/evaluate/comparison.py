@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -80,9 +80,8 @@ class Recipe(_Record):
         traffic = 0.0 if self.traffic == "none" else sum(self._bytes(problem, workload, bound))
         if self.extra:
             traffic += evaluate_axis(self.extra, axes)
-        return (
-            max(traffic / _BYTES_PER_MS, self._compute(bound, axes)) + _CONSTANT_MS * self.constant
-        )
+        times = traffic / _BYTES_PER_MS, self.factor * self._compute(bound, axes)
+        return max(times) + _CONSTANT_MS * self.constant
 
     def _bytes(self, problem: Problem, workload: Workload, bound: Bound) -> Iterator[float]:
         sides = (
@@ -266,7 +265,7 @@ def compare_some(problem_id: str, start: int, stop: int, device: Device) -> list
 def compare_one(problem: Problem, index: int, workload: Workload, device: Device) -> Comparison:
     """Compare one workload."""
     row = published_row(problem, workload)
-    common = {
+    common: dict[str, Any] = {
         "problem": problem.id,
         "index": index,
         "workload": workload.uuid,

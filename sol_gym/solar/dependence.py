@@ -117,8 +117,8 @@ def _before(region: Region, dim: int) -> Region:
         axis = term.axes[dim]
         last = region.shape[dim] - 1 if axis is None else int(np.flatnonzero(axis)[-1])
         rows = one.any_over([dim], keep=True).broadcast(region.shape)
-        before = np.arange(region.shape[dim]) <= last
-        found = found.union(rows.intersect(Region.product(region.shape, {dim: before})))
+        reached_places = np.arange(region.shape[dim]) <= last
+        found = found.union(rows.intersect(Region.product(region.shape, {dim: reached_places})))
     return found
 
 

@@ -231,7 +231,8 @@ def _parse(line: str) -> Statement:
     if len(assign.targets) != 1:
         raise wrong("expected one target")
     if isinstance(target, ast.Name):
-        name, axes = target.id, ()
+        name = target.id
+        axes: tuple[str, ...] = ()
     elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
         name = target.value.id
         items = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
@@ -322,7 +323,7 @@ class _Space:
         found: set[int] = set()
         for node in ast.walk(self._statement.expression):
             if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-                array = self._values.get(node.value.id)
+                array: Any = self._values.get(node.value.id)
                 items = _indices(node)
                 for d, item in enumerate(items):
                     if isinstance(item, ast.Name) and item.id == axis and np.ndim(array) > d:
@@ -408,9 +409,9 @@ class _Space:
             return node.value
         if isinstance(node, ast.Name):
             value = self._named(node.id)
-            if guard is not None and self._reads is not None and isinstance(value, np.ndarray):
-                if node.id in self._values:
-                    self._reads[node.id] = np.array(bool(guard.any()))
+            scalar = isinstance(value, np.ndarray) and node.id in self._values
+            if guard is not None and self._reads is not None and scalar:
+                self._reads[node.id] = np.array(bool(guard.any()))
             return value
         if isinstance(node, ast.Subscript):
             return self._element(node, guard)[0]

@@ -265,10 +265,10 @@ def _tensors(
         )  # fmt: skip
     outputs = problem.outputs(workload)
     for name, moved in bound.write_bytes.items():
-        if name in outputs:
-            arg, role = outputs[name], "output"
-        else:
-            arg, role = problem.tensors(workload)[name], "changed in place"
+        role: Literal["output", "changed in place"] = "output"
+        if name not in outputs:
+            role = "changed in place"
+        arg = outputs[name] if name in outputs else problem.tensors(workload)[name]
         verdict, detail = "written once", ""
         if not moved:
             verdict, detail = "not written", "it is memory that is there already"
@@ -587,7 +587,8 @@ def _largest(stages: Stages) -> tuple[str, Nest | None]:
         head = min(sizes["k"], sizes["n"])
         keys = max(sizes["k"], sizes["n"])
         return f"one head of {label}, scores on the chip", attention(sizes["m"], keys, head, width)
-    made = matmul(*(sizes.get(x, 1) for x in "mnk"), width=width, batch=sizes.get("b", 1))
+    m, n, k = (sizes.get(x, 1) for x in "mnk")
+    made = matmul(m, n, k, width=width, batch=sizes.get("b", 1))
     return label, made
 
 
@@ -726,11 +727,11 @@ def _text(e: Explanation) -> Iterator[str]:
             work = f"; {o.flops:,} of {o.as_written_flops:,} FLOP" + (
                 f" on {o.unit}" * bool(o.unit)
             )
-        status = o.status
+        shown: str = o.status
         if o.status == "partly needed":
-            status = f"{o.demanded:,} of {o.elements:,} results needed"
+            shown = f"{o.demanded:,} of {o.elements:,} results needed"
         yield (
-            f"  {where}{o.operation}{times}({o.arguments}) -> {o.result}: {status}{work}"
+            f"  {where}{o.operation}{times}({o.arguments}) -> {o.result}: {shown}{work}"
             + (f"; {o.why}" if o.why else "")
         )
     if e.intermediates:

@@ -147,7 +147,7 @@ def synthesize(node: Node, ask: Any, model: str, book: Rulebook, *, rounds: int 
 
 
 def _question(node: Node) -> str:
-    lines = [f"Operation: {node.call._schema}", "A call of it:"]
+    lines = [f"Operation: {getattr(node.call, '_schema', node)}", "A call of it:"]
     for name, arg in node.args.items():
         shape = getattr(arg, "shape", None)
         text = f"{dtype_name(arg.dtype)} {list(shape)}" if shape is not None else repr(arg)

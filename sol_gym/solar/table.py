@@ -7,6 +7,7 @@ the entry touches. An entry is for one rank and one set of options; the rules ar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,9 +30,11 @@ class Example:
     """Which of the tensors are complex."""
 
 
-def _e(call: str, rule: str, tensors: dict[str, Shape], **more: Any) -> Example:
+def _e(call: str, rule: str, tensors: Mapping[str, Shape], **more: Any) -> Example:
     sizes = {k: v for k, v in more.items() if k not in ("constants", "complex")}
-    return Example(call, tensors, rule, sizes, more.get("constants", {}), more.get("complex", ()))
+    return Example(
+        call, dict(tensors), rule, sizes, more.get("constants", {}), more.get("complex", ())
+    )
 
 
 _X = {"self": (3, 4)}

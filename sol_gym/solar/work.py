@@ -93,7 +93,9 @@ def as_written(node: Node) -> int:
         return 2 * math.prod(sizes.values())
     weight = node.args["weight"]
     if node.name == "convolution":
-        moving = node.args["input"] if node.args["transposed"] else node.outs[0]
+        out = node.outs[0]
+        assert out is not None
+        moving = node.args["input"] if node.args["transposed"] else out
         return 2 * moving.numel * math.prod(weight.shape[1:])
     passes = sum(bool(m) for m in node.args["output_mask"][:2])
     moving = node.args["input"] if node.args["transposed"] else node.args["grad_output"]
