@@ -338,7 +338,7 @@ def _why(stages: Stages, operation: Operation, written: int, flops: int) -> str:
     """Why a contraction's work is less than was written, or why an operation is not needed."""
     node, demand = operation.node, operation.demand
     if demand is None:
-        return "no output depends on it"
+        return _why_dead(stages, node)
     if not written or flops >= written:
         return ""
     factors = [f for f in (stages.facts.at(node, v) for v in node.inputs[-2:])]
@@ -356,6 +356,12 @@ def _why(stages: Stages, operation: Operation, written: int, flops: int) -> str:
     if node.name.startswith("convolution") and not reasons:
         reasons.append("taps on padding do not count")
     return f"{flops / written:.4g} of it: " + ("; ".join(reasons) or "the rest is masked")
+
+
+def _why_dead(stages: Stages, node: Node) -> str:
+    out = _result(node)
+    known = out is not None and bool(node.fresh) and stages.facts.of(out, 0).constant
+    return "its values are known beforehand" if known else "no output depends on it"
 
 
 def _result(node: Node) -> Value | None:
@@ -513,10 +519,10 @@ def _advice(stages: Stages, bound: Bound, device: Device) -> Iterator[str]:
         node = operation.node
         if node.plain_name not in _REDUCING or not node.inputs or not node.inputs[0].shape:
             continue
-        value, out = node.inputs[0], _result(node)
-        if out is None:
+        value, result = node.inputs[0], _result(node)
+        if result is None:
             continue
-        kept = out.numel if node.plain_name not in _SOFTMAX else value.numel // value.shape[-1]
+        kept = result.numel if node.plain_name not in _SOFTMAX else value.numel // value.shape[-1]
         size = value.numel // max(kept, 1) * value.dtype.itemsize
         if per_sm and size * kept > 2**20 and size > per_sm:
             rows[
@@ -524,7 +530,11 @@ def _advice(stages: Stages, bound: Bound, device: Device) -> Iterator[str]:
                 f"SM holds ({human_size(per_sm)}): combine partial results of several SMs."
             ] = None
     yield from list(rows)[:4]
-    dead = [o for o in stages.outcome.operations if o.demand is None]
+    dead = [
+        o
+        for o in stages.outcome.operations
+        if o.demand is None and _why_dead(stages, o.node).startswith("no output")
+    ]
     if dead:
         names = sorted({f"{o.node.name} (line {o.node.line})" for o in dead})
         more = f" and {len(names) - 6} more" if len(names) > 6 else ""
