@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 from rich.table import Table
@@ -21,9 +22,19 @@ from . import render
     help="Workloads; default: smoke for the cpu device.",
 )
 @click.option("--workload", type=int, help="Only this workload (by index).")
+@click.option(
+    "--blobs",
+    type=click.Path(path_type=Path),
+    help="Folder of recorded safetensors (default: SOL_GYM_BLOBS).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the bounds as JSON lines.")
 def sol(
-    problem: str, device: str, profile: str | None, workload: int | None, as_json: bool
+    problem: str,
+    device: str,
+    profile: str | None,
+    workload: int | None,
+    blobs: Path | None,
+    as_json: bool,
 ) -> None:
     """T_SOL of PROBLEM (an id or a folder) on a device: the time no correct kernel can beat."""
     from ..device import get_device
@@ -31,7 +42,7 @@ def sol(
     from ..solar import analyze
 
     model = get_device(device)
-    chosen = as_problem(problem, profile, model)  # type: ignore[arg-type]
+    chosen = as_problem(problem, profile, model, blobs)  # type: ignore[arg-type]
     if workload is not None:
         chosen = chosen.with_workloads([workload])
     table = Table(title=f"{chosen.id} on {model.key} ({chosen.profile} workloads)")
