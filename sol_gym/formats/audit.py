@@ -11,13 +11,14 @@ The reference is untrusted here: callers go through `sol_gym.formats.audit_probl
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..checking import check_tolerances, check_workload
+from ..checking import check_tolerances
 from ..errors import ProblemError
 from ..inputs import InputMaker
 from ..problem import Problem, TensorArg, Workload
@@ -26,7 +27,9 @@ from ..sandbox.reference import InvalidReference, Reference
 
 MAX_BYTES = 512 << 20
 """Inputs and outputs of a workload that is still audited."""
-MAX_WORKLOADS = 3
+MAX_WORKLOADS = 2
+BUDGET_S = 45.0
+"""Seconds from which on inputs are no longer tried one by one."""
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -40,7 +43,11 @@ class Case(NamedTuple):
     other: dict[str, Any]
     """A second draw of the same inputs."""
     outputs: list[Tensor]
+    outputs_again: list[Tensor]
+    """From a second run on the same inputs."""
     outputs_of_other: list[Tensor]
+    deadline: float
+    """Monotonic time from which on rules may leave out what takes long."""
 
     @property
     def specs(self) -> dict[str, TensorArg]:
@@ -73,8 +80,8 @@ def audit_record(
 def audit(problem: Problem) -> Iterator[tuple[str, str]]:
     """What makes a problem degenerate or unusable: pairs of a workload's uuid (or "") and a message.
 
-    Looks at the smoke workloads if there are some, else at the `MAX_WORKLOADS` smallest of at most
-    `MAX_BYTES`, on the CPU.
+    Looks at the `MAX_WORKLOADS` smallest workloads of at most `MAX_BYTES` (smoke ones if there are
+    some), on the CPU, and at fewer where one takes more than `BUDGET_S`.
     """
     for fault in check_tolerances(problem):
         yield "", fault
@@ -88,31 +95,41 @@ def audit(problem: Problem) -> Iterator[tuple[str, str]]:
         yield "", str(error)
         return
     found: dict[str, list[str]] = {}
+    deadline = time.monotonic() + BUDGET_S
+    looked_at = 0
     for workload in small.workloads:
+        if looked_at and time.monotonic() > deadline:
+            break
+        looked_at += 1
         try:
-            for message in audit_workload(small, workload, reference):
+            for message in audit_workload(small, workload, reference, deadline):
                 found.setdefault(message, []).append(workload.uuid)
         except (InvalidReference, ProblemError) as error:
             found.setdefault(str(error), []).append(workload.uuid)
     for message, where in found.items():
-        yield "" if len(where) == len(small.workloads) else ", ".join(where), message
+        yield "" if len(where) == looked_at else ", ".join(where), message
 
 
-def audit_workload(problem: Problem, workload: Workload, reference: Reference) -> Iterator[str]:
-    """Findings of all rules on one workload.
+def audit_workload(
+    problem: Problem, workload: Workload, reference: Reference, deadline: float
+) -> Iterator[str]:
+    """Findings of all rules on one workload; from `deadline` (monotonic) on without the slow ones.
 
     Raises:
         InvalidReference: the reference fails or does not return what is declared.
         ProblemError: the inputs cannot be made.
     """
-    yield from check_workload(problem, workload, reference)
     sets = [InputMaker(problem, workload, "cpu", seed=seed).draw() for seed in (1, 2)]
     specs = problem.outputs(workload)
     answers = []
-    for inputs in sets:
-        copies = [v.clone() if isinstance(v, Tensor) else v for v in inputs.values()]
-        answers.append([o.clone() for o in reference(copies, specs)])
-    case = Case(problem, workload, reference, *sets, *answers)
+    for inputs in (sets[0], sets[0], sets[1]):
+        copies = {n: v.clone() if isinstance(v, Tensor) else v for n, v in inputs.items()}
+        answers.append([o.clone() for o in reference(list(copies.values()), specs)])
+        if len(answers) == 1:
+            for name, value in inputs.items():
+                if not _same(value, copies[name]):
+                    yield f"the reference changes its input {name!r}"
+    case = Case(problem, workload, reference, *sets, *answers, deadline)
     for rule in RULES:
         yield from rule(case)
 
@@ -134,9 +151,22 @@ def constant_output(case: Case) -> Iterator[str]:
             yield f"output {name!r} is the same for other inputs"
 
 
+def unrepeatable_output(case: Case) -> Iterator[str]:
+    """An output that differs, beyond the tolerance, between two runs on the same inputs."""
+    for i, name in enumerate(case.specs):
+        finite = torch.isfinite(_wide(case.outputs[i])).all()  # Others never match themselves.
+        if finite and not case.passes(i, case.outputs_again[i]):
+            yield (
+                f"output {name!r} differs between two runs on the same inputs (dropout? state?): "
+                "no kernel can be right"
+            )
+
+
 def infinite_output(case: Case) -> Iterator[str]:
-    """Outputs that are infinite where the tolerance does not allow it can never match."""
+    """Outputs that are NaN, or infinite where the tolerance does not allow it, can never match."""
     for name, output in zip(case.specs, case.outputs, strict=True):
+        if bool(torch.isnan(_wide(output)).any()):
+            yield f"output {name!r} has NaN"
         infinite = torch.isinf(_wide(output))
         negative = infinite & (_wide(output) < 0)
         if case.workload.tolerance.allow_negative_inf:
@@ -149,8 +179,12 @@ def infinite_output(case: Case) -> Iterator[str]:
 def unread_input(case: Case) -> Iterator[str]:
     """An input that no output depends on, or that is the same in every draw."""
     known = set(case.problem.pack.unread_inputs) if case.problem.pack else set()
+    untried = []
     for name, arg in case.problem.tensors(case.workload).items():
         if not arg.numel or name in known:
+            continue
+        if time.monotonic() > case.deadline:
+            untried.append(name)
             continue
         before = case.inputs[name]
         drawn_alike = _same(before, case.other[name])
@@ -164,6 +198,9 @@ def unread_input(case: Case) -> Iterator[str]:
             yield f"no output depends on input {name!r}"
         elif drawn_alike and arg.dtype in _FLOATS and arg.name not in _recorded(case.workload):
             yield f"input {name!r} is the same in every draw: a kernel that leaves it out passes"
+    if untried:
+        some = ", ".join(untried[:3]) + (f" and {len(untried) - 3} more" if untried[3:] else "")
+        yield f"not tried for lack of time, whether an output depends on {some}"
 
 
 def null_kernel(case: Case) -> Iterator[str]:
@@ -195,6 +232,7 @@ def null_kernel(case: Case) -> Iterator[str]:
 
 RULES: tuple[Callable[[Case], Iterator[str]], ...] = (
     constant_output,
+    unrepeatable_output,
     infinite_output,
     unread_input,
     null_kernel,
