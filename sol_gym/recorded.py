@@ -220,8 +220,7 @@ def _same(record: Workload, workload: Workload) -> bool:
     if set(record.inputs) != set(workload.inputs) or record.axes != workload.axes:
         return False
     return all(
-        isinstance(spec, ScalarInput)
-        and math.isclose(spec.value, value, rel_tol=1e-6)
+        isinstance(spec, ScalarInput) and math.isclose(spec.value, value, rel_tol=1e-6)
         for name, value in workload.scalars.items()
         for spec in [record.inputs[name]]
     )

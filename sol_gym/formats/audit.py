@@ -129,7 +129,10 @@ def audit_workload(
             for name, value in inputs.items():
                 if not _same(value, copies[name]):
                     yield f"the reference changes its input {name!r}"
-    case = Case(problem, workload, reference, *sets, *answers, deadline)
+    first, again, other = answers
+    case = Case(
+        problem, workload, reference, sets[0], sets[1], first, again, other, deadline
+    )  # fmt: skip
     for rule in RULES:
         yield from rule(case)
 

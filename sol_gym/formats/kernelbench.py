@@ -58,7 +58,9 @@ def is_kernelbench(file: Path) -> bool:
         return False
 
 
-def import_file(file: Path, sandbox: Sandbox, settings: Mapping[str, str] | None = None) -> Imported:
+def import_file(
+    file: Path, sandbox: Sandbox, settings: Mapping[str, str] | None = None
+) -> Imported:
     """A KernelBench file as a problem.
 
     Args:
@@ -106,14 +108,16 @@ def apply_settings(text: str, settings: Mapping[str, str], where: str) -> str:
     """
     if not settings:
         return text
-    values = {}
+    values: dict[str, ast.expr] = {}
     for node in ast.parse(text).body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.AnnAssign) and node.value is not None:
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
             targets = [node.target]
         for target in targets:
             if isinstance(target, ast.Name):
-                values[target.id] = (node, node.value)  # type: ignore[union-attr]
+                values[target.id] = node.value  # type: ignore[attr-defined]
     replaced: dict[int, tuple[ast.expr, dict[str, str]]] = {}
     for name, value in settings.items():
         if name not in values:
@@ -124,8 +128,8 @@ def apply_settings(text: str, settings: Mapping[str, str], where: str) -> str:
             ast.literal_eval(value)
         except (ValueError, SyntaxError):
             raise ProblemError(f"{where}: {name}={value!r}: expected a Python literal") from None
-        node, old = values[name]
-        replaced.setdefault(id(node), (old, {}))[1][name] = value
+        old = values[name]
+        replaced.setdefault(id(old), (old, {}))[1][name] = value
     lines = text.encode().splitlines(keepends=True)
     starts = [0]
     for line in lines:
