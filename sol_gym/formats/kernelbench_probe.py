@@ -35,7 +35,15 @@ def probe(source: str) -> dict[str, Any]:
             model, inputs, returned = _run(namespace, "meta")
         except Exception as error:
             remarks.append(f"run for real, because meta tensors do not do: {_short(error)}")
-            model, inputs, returned = _run(namespace, "cpu")
+            try:
+                model, inputs, returned = _run(namespace, "cpu")
+            except Exception as second:
+                if str(second) == str(error):
+                    raise
+                # Which of the two is the file's own fault cannot be told.
+                raise RuntimeError(
+                    f"{_short(second)} (and on meta tensors {_short(error)})"
+                ) from None
         parameters = dict(model.named_parameters())
         buffers = dict(model.named_buffers())
         size = sum(t.nbytes for t in [*parameters.values(), *buffers.values()])
