@@ -120,6 +120,10 @@ def import_problems(
                     item.problem = with_recorded(item.problem, blobs)
                 if audit:
                     item.findings = audit_problem(item.problem, sandbox)
+                if missing := sandbox.missing_layers:
+                    item.remarks.append(
+                        f"its code ran without these isolation layers: {', '.join(missing)}"
+                    )
                 if out is not None:
                     item.folder = _write(item, Path(out), copy_blobs, overwrite)
             except ProblemError as error:

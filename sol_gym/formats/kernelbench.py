@@ -225,7 +225,7 @@ _RESERVED = {"run", "generate_inputs", "Model", "torch"}
 
 
 def _identifier(text: str) -> str:
-    return re.sub(r"\W+", "_", text).rstrip("_")
+    return re.sub(r"\W+", "_", text, flags=re.ASCII).rstrip("_")
 
 
 def _title(text: str, file: Path) -> str:

@@ -37,12 +37,12 @@ def probe(source: str) -> dict[str, Any]:
             remarks.append(f"run for real, because meta tensors do not do: {_short(error)}")
             try:
                 model, inputs, returned = _run(namespace, "cpu")
-            except Exception as second:
-                if str(second) == str(error):
+            except Exception as failure:
+                if str(failure) == str(error):
                     raise
                 # Which of the two is the file's own fault cannot be told.
                 raise RuntimeError(
-                    f"{_short(second)} (and on meta tensors {_short(error)})"
+                    f"{_short(failure)} (and on meta tensors {_short(error)})"
                 ) from None
         parameters = dict(model.named_parameters())
         buffers = dict(model.named_buffers())

@@ -82,6 +82,11 @@ class Sandbox:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
 
+    @property
+    def missing_layers(self) -> list[str]:
+        """Isolation layers that the machine did not grant to the last call."""
+        return [name for name, state in self.layers.items() if state is not True]
+
     def call(
         self, module: str, function: str, arguments: dict[str, Any], *, timeout_s: float = 120.0
     ) -> Any:

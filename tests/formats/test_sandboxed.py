@@ -112,6 +112,13 @@ def test_a_forged_answer_is_not_followed(sandbox, statement, message):
         sandbox.call("sol_gym.formats.kernelbench_probe", "probe", {"source": code}, timeout_s=10)
 
 
+def test_layers_that_are_missing_are_known():
+    idle = Sandbox()
+    assert idle.missing_layers == []
+    idle.layers = {"pid_ns": "not permitted: no", "rlimits": True}
+    assert idle.missing_layers == ["pid_ns"]
+
+
 def test_closing_leaves_no_folder_and_no_process():
     running = Sandbox()
     running.call("sol_gym.axes", "evaluate_axis", {"expression": "1", "values": {}})
