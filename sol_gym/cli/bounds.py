@@ -55,6 +55,11 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the explanation as a page.",
 )
+@click.option(
+    "--blobs",
+    type=click.Path(path_type=Path),
+    help="Folder of recorded safetensors (default: SOL_GYM_BLOBS).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 @click.option("--all", "every", is_flag=True, help="All workloads of all problems.")
 @click.option(
@@ -72,7 +77,7 @@ if TYPE_CHECKING:
 def sol(
     problem: str | None, device: str | None, profile: str | None, workload: int | None, seed: int,
     bound_set: str, precision: str, explain: bool, html: Path | None, as_json: bool, every: bool,
-    compare: str | None, csv_file: Path | None, jobs: int,
+    compare: str | None, csv_file: Path | None, jobs: int, blobs: Path | None,
 ) -> None:  # fmt: skip
     """T_SOL of PROBLEM (an id or a folder) on a device: the time no correct kernel can beat.
 
@@ -94,7 +99,7 @@ def sol(
         _compare(problem, model, compare is not None, csv_file, jobs, as_json)
         return
     assert problem is not None
-    chosen = as_problem(problem, profile, model)  # type: ignore[arg-type]
+    chosen = as_problem(problem, profile, model, blobs)  # type: ignore[arg-type]
     if workload is not None:
         if not 0 <= workload < len(chosen.workloads):
             raise click.BadParameter(

@@ -24,6 +24,7 @@ from ..errors import DeviceError, InfrastructureError, ProblemError, SolutionErr
 from ..evaluation import Evaluation, Finding, Provenance, Status
 from ..paths import runtime_dir
 from ..problem import Problem, ProfileName, load_problem
+from ..recorded import with_recorded
 from ..sandbox import audit as sources_audit
 from ..sandbox.worker import wire
 from ..solution import Solution, load_solution
@@ -77,6 +78,7 @@ class Evaluator:
         scoring: bool = True,
         bound_set: Literal["solar", "published"] = "solar",
         timeout_s: float = 300.0,
+        blobs: str | Path | None = None,
         on_progress: OnProgress | None = None,
     ) -> Evaluation:
         """Judge a solution on a problem.
@@ -91,6 +93,7 @@ class Evaluator:
             scoring: False leaves out bounds, baseline and score.
             bound_set: whose T_SOL: ours ("solar") or, on a B200, the published figures.
             timeout_s: wall time for this solution, compiling included.
+            blobs: folder of recorded tensors (see `sol_gym.recorded`); None takes `SOL_GYM_BLOBS`.
             on_progress: called with (stage, done, total).
 
         Returns:
@@ -100,7 +103,7 @@ class Evaluator:
             ProblemError, SolutionError: they cannot be read.
             InfrastructureError: the judge cannot be started or died. Never turned into a score.
         """
-        problem = as_problem(problem, profile, self.device)
+        problem = as_problem(problem, profile, self.device, blobs)
         solution = as_solution(solution)
         if (fault := syntax_fault(solution)) is not None:
             return self._refused(
@@ -116,6 +119,7 @@ class Evaluator:
             "cmd": "evaluate",
             "problem": problem.model_dump(mode="json"),
             "root": problem.root,
+            "blob_root": problem.blob_root,
             "solution": solution.model_dump(mode="json"),
             "inputs_profile": inputs_profile,
             "seed": seed,
@@ -221,14 +225,19 @@ def evaluate(
 
 
 def as_problem(
-    problem: Problem | str | Path, profile: ProfileName | None, device: Device
+    problem: Problem | str | Path,
+    profile: ProfileName | None,
+    device: Device,
+    blobs: str | Path | None = None,
 ) -> Problem:
-    """The problem meant, with the workload profile that suits the device unless one is given."""
+    """The problem meant, with the workload profile that suits the device unless one is given, and
+    with recorded inputs from `blobs` or `SOL_GYM_BLOBS` where it has some."""
     chosen = problem if isinstance(problem, Problem) else _found(problem)
     if profile is None:
         smoke = device.key == "cpu" and chosen.pack is not None and chosen.pack.smoke is not None
         profile = "smoke" if smoke and chosen.profile == "full" else chosen.profile
-    return chosen.with_profile(profile)
+    chosen = chosen.with_profile(profile)
+    return chosen if chosen.blob_root and not blobs else with_recorded(chosen, blobs)
 
 
 def _found(name: str | Path) -> Problem:
