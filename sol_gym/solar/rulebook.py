@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -26,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..paths import cache_dir
+from ..paths import cache_dir, write_atomically
 from .context import Need, Wanted
 from .einsum import Einsum, EinsumError, Statement, _indices, _reduction, axis_sizes
 from .region import Region
@@ -100,11 +99,8 @@ class Rulebook:
 
     def add(self, rule: LearnedRule) -> Path:
         """Keep a rule that has been verified."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         file = self._file(rule.signature)
-        partial = file.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_text(json.dumps(rule.model_dump(), indent=2) + "\n")
-        partial.replace(file)
+        write_atomically(file, json.dumps(rule.model_dump(), indent=2) + "\n")
         self._verified.pop(rule.signature, None)
         return file
 

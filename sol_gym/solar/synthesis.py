@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from .. import chat
 from ..errors import BoundError
 from ..problem import Problem, Workload
 from .capture import capture
@@ -176,43 +177,25 @@ def _proposed(answer: str, name: str, model: str) -> LearnedRule:
 def _client(endpoint: Endpoint) -> Any:
     """A function from messages to an answer, with retries."""
     try:
-        import openai
-        import tenacity
+        client = chat.open_client(
+            endpoint.base_url or os.environ.get("OPENAI_BASE_URL"),
+            endpoint.api_key or os.environ.get("OPENAI_API_KEY") or "none",
+            endpoint.timeout_s,
+        )
     except ImportError as error:
         raise BoundError(
             f"rule synthesis needs {error.name!r}; install the extra: pip install 'sol-gym[agents]'"
         ) from error
-    client = openai.OpenAI(
-        base_url=endpoint.base_url or os.environ.get("OPENAI_BASE_URL"),
-        api_key=endpoint.api_key or os.environ.get("OPENAI_API_KEY") or "none",
-        timeout=endpoint.timeout_s,
-        max_retries=0,  # one policy, below
-    )
-    passing = (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError)
-    backoff = tenacity.wait_random_exponential(multiplier=0.5, max=30)
-
-    def wait(state: tenacity.RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        asked = getattr(getattr(error, "response", None), "headers", {}).get("retry-after", "")
-        return float(asked) if asked.replace(".", "", 1).isdigit() else backoff(state)
-
-    @tenacity.retry(
-        retry=tenacity.retry_if_exception_type(passing),
-        stop=tenacity.stop_after_attempt(endpoint.attempts),
-        wait=wait,
-        reraise=True,
-    )
-    def request(messages: list[dict[str, str]]) -> str:
-        made = client.chat.completions.create(model=endpoint.model, messages=messages)  # type: ignore[arg-type]
-        return made.choices[0].message.content or ""
+    import openai
 
     def ask(messages: list[dict[str, str]]) -> str:
         try:
-            return request(messages)
+            made = chat.complete(client, endpoint.model, messages, attempts=endpoint.attempts)
         except openai.OpenAIError as error:
             raise BoundError(
                 f"the endpoint {client.base_url} did not answer for model {endpoint.model!r}: "
                 f"{type(error).__name__}: {error}"
             ) from error
+        return made.choices[0].message.content or ""
 
     return ask

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -13,6 +11,7 @@ from sol_gym.errors import BoundError
 from sol_gym.solar import analyze
 from sol_gym.solar.rulebook import rulebook
 from sol_gym.solar.synthesis import Endpoint, learn, unknown_operations
+from tests.chat_server import ChatServer, completion
 
 F32 = "float32"
 H200 = get_device("h200")
@@ -24,47 +23,20 @@ GREEDY = {
 }
 
 
-class Model:
-    """A server that answers chat completions with what it is told, status codes included."""
+class Model(ChatServer):
+    """A server that answers with what it is told, one a request, status codes included."""
 
     def __init__(self, answers: list) -> None:
-        self.answers, self.requests = list(answers), []
-        model = self
+        left = iter(answers)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                model.requests.append(body)
-                answer = model.answers.pop(0)
-                status = answer if isinstance(answer, int) else 200
-                text = answer if isinstance(answer, str) else json.dumps(answer)
-                choice = {"index": 0, "finish_reason": "stop"}
-                choice["message"] = {"role": "assistant", "content": text}
-                made = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
-                data = json.dumps(made | {"choices": [choice]}).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                if status == 429:
-                    self.send_header("Retry-After", "0")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+        def answer(_):
+            told = next(left)
+            status = told if isinstance(told, int) else 200
+            text = told if isinstance(told, str) else json.dumps(told)
+            return status, {"retry-after": "0"} if status == 429 else {}, completion(text)
 
-            def log_message(self, *_):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-        self.endpoint = Endpoint("m", f"http://127.0.0.1:{self._server.server_port}/v1", "key")
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        super().__init__(answer)
+        self.endpoint = Endpoint("m", self.url, "key")
 
 
 @pytest.fixture

@@ -19,16 +19,16 @@ import json
 import os
 import re
 import secrets
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ... import chat
 from ...errors import SolGymError
 from ...evaluation import Finding, Severity
-from ...paths import cache_dir
+from ...paths import cache_dir, write_atomically
 from ...problem import explain
 from ...solution import Solution
 from . import text
@@ -257,7 +257,7 @@ def judge(
                 opinion = _opinion(client, solution, settings)
         except _NotJudged as error:
             return _not_judged(solution, settings, str(error))
-        _keep(file, opinion)
+        write_atomically(file, opinion.model_dump_json())
     return Judgement(
         judged=True, findings=_findings(solution, opinion, settings), verdict=opinion.verdict,
         confidence=opinion.confidence, model=settings.model, prompt_version=PROMPT_VERSION, cached=cached,
@@ -266,17 +266,12 @@ def judge(
 
 def _client(settings: Settings) -> Any:
     try:
-        import openai
-        import tenacity  # noqa: F401
+        return chat.open_client(settings.base_url, settings.api_key, settings.timeout_s)
     except ImportError as error:
         raise AuditSettingsError(
             f"asking a language model needs the 'agents' extra ({error.name} is missing): "
             "pip install 'sol-gym[agents]'"
         ) from None
-    return openai.OpenAI(
-        api_key=settings.api_key, base_url=settings.base_url, timeout=settings.timeout_s,
-        max_retries=0,  # One place that retries.
-    )  # fmt: skip
 
 
 def _opinion(client: Any, solution: Solution, settings: Settings) -> Opinion:
@@ -312,28 +307,14 @@ class _FormatRefused(Exception):
 def _ask(
     client: Any, messages: list[dict[str, str]], form: dict[str, Any], settings: Settings
 ) -> str:
-    """One answer's text; waits and asks again while the endpoint is busy, failing or silent."""
+    """One answer's text."""
     import openai
-    import tenacity
 
-    passing = (openai.APIConnectionError, openai.RateLimitError, openai.InternalServerError)
-
-    def pause(state: tenacity.RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        asked = _retry_after(error)
-        if asked is not None:
-            return asked
-        return tenacity.wait_random_exponential(multiplier=0.5, max=settings.longest_wait_s)(state)
-
-    def worth_it(error: BaseException) -> bool:
-        return isinstance(error, passing) and (_retry_after(error) or 0) <= settings.longest_wait_s
-
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(worth_it), stop=tenacity.stop_after_attempt(settings.attempts),
-        wait=pause, reraise=True,
-    )  # fmt: skip
     try:
-        reply = retrying(client.chat.completions.create, model=settings.model, messages=messages, stream=False, **form)  # fmt: skip
+        reply = chat.complete(
+            client, settings.model, messages, attempts=settings.attempts, stream=False,
+            longest_pause_s=settings.longest_wait_s, longest_asked_s=settings.longest_wait_s, **form,
+        )  # fmt: skip
     except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
         raise _FormatRefused(_short(error)) from None
     except openai.OpenAIError as error:
@@ -341,15 +322,6 @@ def _ask(
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _NotJudged(f"the endpoint does not speak the protocol: {_short(error)}") from None
     return _content(reply)
-
-
-def _retry_after(error: BaseException | None) -> float | None:
-    headers = getattr(getattr(error, "response", None), "headers", None)
-    value = headers.get("retry-after") if headers is not None else None
-    try:
-        return max(0.0, float(value)) if value is not None else None
-    except ValueError:
-        return None
 
 
 def _content(reply: Any) -> str:
@@ -475,11 +447,3 @@ def _kept(file: Path) -> Opinion | None:
         return Opinion.model_validate_json(file.read_text())
     except (OSError, ValidationError, UnicodeDecodeError):
         return None
-
-
-def _keep(file: Path, opinion: Opinion) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-    with os.fdopen(handle, "w") as part:
-        part.write(opinion.model_dump_json())
-    os.replace(name, file)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from sol_gym.evaluation import Severity
 from sol_gym.sandbox.audit import llm
 from sol_gym.solution import Solution, SourceFile
+from tests.chat_server import ChatServer, completion
 
 pytest.importorskip("openai")
 pytest.importorskip("tenacity")
@@ -20,55 +19,18 @@ pytest.importorskip("tenacity")
 SOURCE = "import torch\n\n\ndef run(x):\n    return x * 2\n"
 
 
-class Endpoint:
-    """A chat-completions server whose answers a test scripts, one a request; the last one repeats."""
+class Endpoint(ChatServer):
+    """A server whose answers a test scripts, one a request; the last one repeats."""
 
     def __init__(self):
-        self.requests: list[dict] = []
         self.script: list = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                outer.requests.append(
-                    {"path": self.path, "key": self.headers["authorization"], **body}
-                )
-                step = outer.script[min(len(outer.requests), len(outer.script)) - 1]
-                status, headers, data = step(body)
-                try:
-                    self.send_response(status)
-                    for name, value in headers.items():
-                        self.send_header(name, value)
-                    self.send_header("content-type", "application/json")
-                    self.send_header("content-length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
-                except OSError:  # The client has given up waiting.
-                    pass
-
-            def log_message(self, *_):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+        super().__init__(
+            lambda body: self.script[min(len(self.requests), len(self.script)) - 1](body)
+        )
 
 
 def token_of(body) -> str:
     return re.search(r"must be exactly (\w+)", body["messages"][0]["content"])[1]
-
-
-def completion(content, *, refusal=None, finish="stop"):
-    message = {"role": "assistant", "content": content, "refusal": refusal}
-    return json.dumps(
-        {"id": "1", "object": "chat.completion", "created": 1, "model": "m",
-         "choices": [{"index": 0, "finish_reason": finish, "message": message}]}
-    ).encode()  # fmt: skip
 
 
 def says(verdict="clean", reasons=(), *, wrap="{}", token=None, **more):
@@ -93,10 +55,8 @@ def fails(status, headers=None, text="no"):
 
 @pytest.fixture
 def endpoint():
-    endpoint = Endpoint()
-    yield endpoint
-    endpoint.server.shutdown()
-    endpoint.server.server_close()
+    with Endpoint() as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
