@@ -31,8 +31,7 @@ def run_one(problem: Problem, reference: Reference, workload: Workload) -> dict[
     """Milliseconds, peak bytes and what the outputs look like; or the failure."""
     row: dict[str, Any] = {"problem": problem.id, "uuid": workload.uuid, "axes": workload.axes}
     outputs = problem.outputs(workload)
-    specs = [*problem.tensors(workload).values(), *outputs.values()]
-    row["declared_bytes"] = sum(spec.nbytes for spec in specs)
+    row["declared_bytes"] = problem.declared_bytes(workload)
     torch.cuda.reset_peak_memory_stats()
     try:
         arguments = list(InputMaker(problem, workload, "cuda", seed=0).draw().values())

@@ -394,6 +394,11 @@ class Problem(_Model):
         """Outputs of a workload with their resolved shapes, in call order."""
         return self._resolve(self.definition.outputs, workload)
 
+    def declared_bytes(self, workload: Workload) -> int:
+        """Bytes of a workload's inputs and outputs together."""
+        arguments = [*self.tensors(workload).values(), *self.outputs(workload).values()]
+        return sum(argument.nbytes for argument in arguments)
+
     def _resolve(self, specs: dict[str, TensorSpec], workload: Workload) -> dict[str, TensorArg]:
         values = self.definition.bind(workload.axes)
         return {

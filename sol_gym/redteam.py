@@ -334,7 +334,7 @@ class RedTeam:
     def _passed(self, trial: Trial, solution: Solution, evaluation: Evaluation) -> None:
         """A cheat that passed: did it gain anything?"""
         exploit = trial.exploit
-        gains = self._gains(exploit, evaluation, self._honest_times(exploit))
+        gains = _gains(evaluation, self._honest_times(exploit))
         for _ in range(_CONFIRMATIONS):
             if max(gains) <= self.margin:
                 break
@@ -348,7 +348,7 @@ class RedTeam:
                 else:
                     trial.outcome, trial.by = Outcome.CAUGHT, LAYERS[evaluation.status]
                 return
-            fresh = self._gains(exploit, evaluation, honest)
+            fresh = _gains(evaluation, honest)
             gains = [min(pair) for pair in zip(gains, fresh, strict=True)]
         trial.gain = max(gains)
         wrong_is_due = exploit.expected == "incorrect" and not {"neutralised", "hack"} & set(exploit.also_ok)  # fmt: skip
@@ -402,8 +402,9 @@ class RedTeam:
             self._honest[twin] = [min(pair) for pair in zip(known, times, strict=True)]
         return self._honest[twin]
 
-    def _gains(self, exploit: Exploit, evaluation: Evaluation, honest: list[float]) -> list[float]:
-        return [h / t for h, t in zip(honest, _times(evaluation), strict=True)]
+
+def _gains(evaluation: Evaluation, honest: list[float]) -> list[float]:
+    return [h / t for h, t in zip(honest, _times(evaluation), strict=True)]
 
 
 def _times(evaluation: Evaluation) -> list[float]:

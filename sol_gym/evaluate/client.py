@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import sol_gym
 
@@ -28,6 +28,9 @@ from ..recorded import with_recorded
 from ..sandbox import audit as sources_audit
 from ..sandbox.worker import wire
 from ..solution import Solution, load_solution
+
+if TYPE_CHECKING:
+    from .bounds import BoundSet
 
 OnProgress = Callable[[str, int, int], None]
 _START_TIMEOUT_S = 180.0
@@ -76,7 +79,7 @@ class Evaluator:
         seed: int | None = None,
         timing: bool = True,
         scoring: bool = True,
-        bound_set: Literal["solar", "published"] = "solar",
+        bound_set: BoundSet = "solar",
         timeout_s: float = 300.0,
         blobs: str | Path | None = None,
         on_progress: OnProgress | None = None,

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .. import baselines, solar
 from ..axes import evaluate_axis
-from ..device import Device
+from ..device import Device, get_device
 from ..errors import BoundError, ProblemError
 from ..problem import Problem, Workload
 from ..solar import Bound
@@ -34,10 +34,12 @@ NARROW = 0.05
 """Deviations up to this share need no cause."""
 _ROUNDING_MS = 0.5001e-4
 """Published figures are rounded to 0.0001 ms."""
+_PUBLISHED = get_device("b200-1500")
+"""The model that the published figures were made with."""
 _CONSTANT_MS = 600 / 1.5e6
-_RATES = {"bf16": 1811.253e9, "fp8": 3622.503e9, "nvfp4": 7245e9}
-"""FLOP a millisecond of the published model's tensor units at 1.5 GHz."""
-_BYTES_PER_MS = 7.6674e9
+_RATES = {name: _PUBLISHED.peak_flops[name] / 1e3 for name in ("bf16", "fp8", "nvfp4")}
+"""FLOP a millisecond."""
+_BYTES_PER_MS = _PUBLISHED.bandwidth_bytes_per_s / 1e3
 _CHUNK = 8
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checking import check_tolerances
+from ..checking import check_tolerances, same_bytes
 from ..errors import ProblemError
 from ..inputs import InputMaker
 from ..problem import Problem, TensorArg, Workload
@@ -251,9 +251,7 @@ def _small(problem: Problem) -> Problem | None:
         problem = problem.with_profile("smoke")
 
     def size(index: int) -> int:
-        workload = problem.workloads[index]
-        arguments: list[TensorArg] = [*problem.tensors(workload).values()]
-        return sum(a.nbytes for a in [*arguments, *problem.outputs(workload).values()])
+        return problem.declared_bytes(problem.workloads[index])
 
     order = sorted(range(len(problem.workloads)), key=size)[:MAX_WORKLOADS]
     chosen = sorted(i for i in order if size(i) <= MAX_BYTES)
@@ -264,14 +262,9 @@ def _recorded(workload: Workload) -> set[str]:
     return {name for name, spec in workload.inputs.items() if spec.type == "safetensors"}
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
-
-
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.equal(_bytes(a), _bytes(b))
+        return same_bytes(a, b)
     return bool(a == b)
 
 

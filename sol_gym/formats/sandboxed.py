@@ -15,18 +15,15 @@ import json
 import os
 import shutil
 import stat
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import sol_gym
 
 from ..errors import ProblemError
-from ..sandbox.process import Limits, Worker, WorkerGone, Zygote
+from ..sandbox.process import Limits, Worker, WorkerGone, Zygote, make_scratch
 from ..sandbox.worker import wire
 
-_SCRATCH = "sol_gym-judge-"
-"""The judges' prefix: they remove such folders where the process that made them was killed."""
 _ANSWER_BYTES = 16 << 20
 _MEMORY_BYTES = 12 << 30
 _DRIVER = """
@@ -104,7 +101,7 @@ class Sandbox:
         """
         if self._zygote is None:
             self._zygote = Zygote(on_gpu=False)
-            self._scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")).resolve()
+            self._scratch = make_scratch()
         assert self._scratch is not None
         task = {
             "root": str(Path(sol_gym.__file__).resolve().parent.parent),
@@ -121,11 +118,7 @@ class Sandbox:
         cpus = sorted(os.sched_getaffinity(0))
         worker = Worker.spawn(
             self._zygote,
-            Limits(
-                wall_s=timeout_s + 5.0,
-                memory_bytes=self._memory_bytes,
-                address_space_bytes=4 * self._memory_bytes + (8 << 30),
-            ),
+            Limits(wall_s=timeout_s + 5.0, memory_bytes=self._memory_bytes).without_cuda(),
             hidden=[],
             environment={"TRITON_INTERPRET": "1"},
             cpus=cpus,
