@@ -118,7 +118,7 @@ def sol(
 def _table(problem: Problem, device: Device, seed: int, precision: str, as_json: bool) -> None:
     from ..evaluate.bounds import published_row
     from ..solar import analyze
-    from ..solar.explain import human_size
+    from ..solar.explanation import human_size
 
     table = Table(title=f"{problem.id} on {device.key} ({problem.profile} workloads)")
     left = ("axes", "bound by")

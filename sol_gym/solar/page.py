@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from .explain import Explanation, GraphNode, human_size
+from .explanation import Explanation, GraphNode, human_size
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2em auto; padding: 0 1em;

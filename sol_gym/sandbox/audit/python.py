@@ -1,8 +1,4 @@
-"""Reading Python: names are resolved through imports, aliases, getattr and literal texts, then looked up.
-
-The reader is flow-insensitive: an alias counts in the whole file. It never recurses over the tree,
-so that no nesting depth can stop it.
-"""
+"""Reading Python: what `resolve` says a name or a text means is looked up in the rules' tables."""
 
 from __future__ import annotations
 
@@ -10,15 +6,13 @@ import ast
 import builtins
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Any
 
 from ...evaluation import Severity
 from . import names, text
 from .report import Report
+from .resolve import HOLE, Names
 
 _BUILTINS = frozenset(dir(builtins))
 _MODES = ("torch.overrides.TorchFunctionMode", "torch.utils._python_dispatch.TorchDispatchMode")
@@ -29,8 +23,6 @@ _CONTAINERS = {"tuple", "list", "dict", "collections.OrderedDict", "collections.
                "collections.abc.Sequence", "collections.abc.Mapping"}  # fmt: skip
 _LONG_TABLE = 512
 _MAX_INNER = 4
-_HOLE = "\0"
-"""Stands for a part of a text that is not known."""
 _CODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _PLAIN_CODINGS = {"utf-8", "utf8", "ascii", "us-ascii", "utf-8-sig", "latin-1", "iso-8859-1"}
 
@@ -70,61 +62,14 @@ def _check_coding(source: str, report: Report) -> None:
             report.add("source-encoding", number, found.group(1))
 
 
-class _Reader:
+class _Reader(Names):
     def __init__(self, tree: ast.Module, report: Report, depth: int):
-        self.tree, self.report, self.depth = tree, report, depth
-        self.nodes: dict[type, list[Any]] = _by_type(tree)
-        self.aliases: dict[str, str] = {}
-        self.bound: set[str] = set()
-        self.functions: dict[str, ast.FunctionDef] = {}
+        super().__init__(tree)
+        self.report, self.depth = report, depth
         self.inner_cpp: list[tuple[str, int]] = []
-        self._texts: dict[str, str] = {}
-        self._collect()
-        self.decoded = self._tainted(self._is_decode)
-        self.addresses = self._tainted(_is_id)
-
-    # -- first pass: what names mean ----------------------------------------------------------
-
-    def _collect(self) -> None:
-        for node in self.nodes[ast.Import]:
-            for a in node.names:
-                name = a.asname or a.name.split(".")[0]
-                self.aliases[name] = a.name if a.asname else name
-        for node in self.nodes[ast.ImportFrom]:
-            if node.level == 0 and node.module:
-                for a in node.names:
-                    self.aliases[a.asname or a.name] = f"{node.module}.{a.name}"
-        for kind in (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef):
-            self.bound |= {node.name for node in self.nodes[kind]}
-        for node in self.nodes[ast.FunctionDef]:
-            self.functions.setdefault(node.name, node)
-        self.bound |= {node.arg for node in self.nodes[ast.arg]}
-        self.bound |= {n.id for n in self.nodes[ast.Name] if isinstance(n.ctx, ast.Store)}
-        assigned: list[tuple[str, ast.expr]] = []
-        for node in self.nodes[ast.Assign]:
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    assigned.append((target.id, node.value))
-                elif isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                    pairs = zip(target.elts, node.value.elts, strict=False)
-                    assigned += [(t.id, v) for t, v in pairs if isinstance(t, ast.Name)]
-        for node in self.nodes[ast.NamedExpr] + self.nodes[ast.AnnAssign]:
-            if isinstance(node.target, ast.Name) and node.value is not None:
-                assigned.append((node.target.id, node.value))
-        self.assigned = assigned
-        for _ in range(2):  # Twice, for an alias of an alias that is defined further down.
-            for name, value in assigned:
-                meant = self.dotted(value)
-                if (
-                    meant
-                    and meant != name
-                    and meant.split(".")[0] not in self.bound - set(self.aliases)
-                ):
-                    self.aliases[name] = meant
-                known = self.constant(value)
-                if isinstance(known, str) and _HOLE not in known and len(known) < 10_000:
-                    self._texts.setdefault(name, known)
         self._find_script_part()
+        self.decoded = self.tainted_by(self._is_decode)
+        self.addresses = self.tainted_by(_is_id)
 
     def _find_script_part(self) -> None:
         if any(name == "__name__" for name, _ in self.assigned):
@@ -140,186 +85,11 @@ class _Reader:
                 last = node.body[-1]
                 self.report.notes_only.append((node.body[0].lineno, last.end_lineno or last.lineno))
 
-    def dotted(self, node: ast.AST | None) -> str | None:
-        """What an expression names, as `module.attribute`, if that can be told."""
-        tail: list[str] = []
-        for _ in range(64):
-            if isinstance(node, ast.Attribute):
-                if node.attr != "__dict__":
-                    tail.append(node.attr)
-                node = node.value
-                continue
-            if isinstance(node, ast.NamedExpr):
-                node = node.value
-                continue
-            if isinstance(node, ast.Name):
-                head = self.aliases.get(node.id)
-                if head is None:
-                    if node.id in self.bound or node.id not in _BUILTINS | {"__builtins__"}:
-                        return None
-                    head = node.id
-                if head == "__builtins__":
-                    head = "builtins"
-                return self._joined(head, tail)
-            if isinstance(node, ast.Call):
-                called = node.func
-                name = called.id if isinstance(called, ast.Name) else None
-                target = self.dotted(called) if not isinstance(called, ast.Call) else None
-                if node.args and (name == "__import__" or target == "importlib.import_module"):
-                    module = self.constant(node.args[0])
-                    if isinstance(module, str) and _HOLE not in module:
-                        head = module.split(".")[0] if name == "__import__" else module
-                        return self._joined(head, tail)
-                if name == "getattr" and len(node.args) >= 2:
-                    attribute = self.constant(node.args[1])
-                    if isinstance(attribute, str) and _HOLE not in attribute:
-                        tail.append(attribute)
-                        node = node.args[0]
-                        continue
-                if name == "vars" and len(node.args) == 1:
-                    node = node.args[0]
-                    continue
-                return None
-            if isinstance(node, ast.Subscript):
-                key = self.constant(node.slice)
-                if not isinstance(key, str) or _HOLE in key:
-                    return None
-                if self._is_modules(node.value):
-                    return self._joined(key, tail)
-                inner = node.value
-                is_namespace = (isinstance(inner, ast.Attribute) and inner.attr == "__dict__") or (
-                    isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name)
-                    and inner.func.id in ("vars", "globals")
-                )  # fmt: skip
-                if not is_namespace:
-                    return None
-                if isinstance(inner, ast.Call) and not inner.args:  # globals()["name"]
-                    node = ast.Name(key, ast.Load())
-                    continue
-                tail.append(key)
-                node = inner
-                continue
-            return None
-        return None
-
-    def _joined(self, head: str, tail: list[str]) -> str:
-        parts = [head, *reversed(tail)]
-        if parts[0] == "builtins" and len(parts) > 1:
-            parts = parts[1:] if len(parts) == 2 else parts
-        return ".".join(parts)
-
-    def _is_modules(self, node: ast.AST) -> bool:
-        return isinstance(node, ast.Attribute | ast.Name) and self.dotted(node) == "sys.modules"
-
-    def constant(self, node: ast.AST | None) -> str | bytes | None:
-        """A literal text: constants, sums, f-strings, joins and formats; holes where it is unknown."""
-        if isinstance(node, ast.Constant):
-            return node.value if isinstance(node.value, str | bytes) else None
-        if isinstance(node, ast.Name):
-            return self._texts.get(node.id)
-        if isinstance(node, ast.JoinedStr):
-            return "".join(
-                str(v.value) if isinstance(v, ast.Constant) else self._texts.get(v.value.id, _HOLE)
-                if isinstance(v, ast.FormattedValue) and isinstance(v.value, ast.Name) else _HOLE
-                for v in node.values
-            )  # fmt: skip
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Div):
-            parts: list[ast.AST] = []
-            slash = False
-            at: ast.AST = node
-            while isinstance(at, ast.BinOp) and isinstance(at.op, ast.Add | ast.Div):
-                slash |= isinstance(at.op, ast.Div)
-                parts.append(at.right)
-                at = at.left
-            parts.append(at)
-            known = [self._leaf(p) for p in reversed(parts)]
-            if not any(isinstance(k, str | bytes) for k in known):
-                return None
-            if any(isinstance(k, bytes) for k in known):
-                return b"".join(k for k in known if isinstance(k, bytes))
-            return ("/" if slash else "").join(k if isinstance(k, str) else _HOLE for k in known)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
-            left = self._leaf(node.left)
-            return left if isinstance(left, str) else None
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
-            step = node.slice.step  # "txet"[::-1]
-            inner = self._leaf(node.value)
-            if (
-                isinstance(inner, str)
-                and isinstance(step, ast.UnaryOp)
-                and node.slice.lower is None
-            ):
-                return inner[::-1]
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            owner = self._leaf(node.func.value)
-            first = node.args[0] if node.args else None
-            if (
-                isinstance(owner, str)
-                and node.func.attr == "join"
-                and isinstance(first, ast.List | ast.Tuple)
-            ):
-                pieces = [self._leaf(e) for e in first.elts]
-                return owner.join(p if isinstance(p, str) else _HOLE for p in pieces)
-            if isinstance(owner, str) and node.func.attr == "format":
-                return owner
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id in ("Path", "PurePath", "str") and node.args:
-                inner = self._leaf(node.args[0])
-                return inner if isinstance(inner, str) else None
-            if (
-                node.func.id == "chr"
-                and len(node.args) == 1
-                and isinstance(node.args[0], ast.Constant)
-            ):
-                code = node.args[0].value
-                return chr(code) if isinstance(code, int) and 0 <= code < 0x110000 else None
-        return None
-
-    def _leaf(self, node: ast.AST) -> str | bytes | None:
-        """As `constant`, but not into nested sums (they were flattened)."""
-        if isinstance(node, ast.BinOp):
-            return None
-        return self.constant(node)
-
-    # -- what flows from where ----------------------------------------------------------------
-
     def _is_decode(self, call: ast.Call) -> bool:
         name = self.dotted(call.func)
         if name and _matches(name, names.DECODERS):
             return True
         return isinstance(call.func, ast.Attribute) and call.func.attr in ("fromhex", "unhexlify")
-
-    def _tainted(self, is_source: Callable[[ast.Call], bool]) -> set[str]:
-        """Names of variables and functions whose value comes from a source call (three hops)."""
-        tainted: set[str] = set()
-        if not any(map(is_source, self.nodes[ast.Call])):
-            return tainted
-        flows = list(self.assigned)
-        for function in self.functions.values():
-            flows += [
-                (function.name, n.value)
-                for n in ast.walk(function)
-                if isinstance(n, ast.Return | ast.Yield) and n.value is not None
-            ]
-        for node in self.nodes[ast.For] + self.nodes[ast.comprehension]:
-            if isinstance(node.target, ast.Name):
-                flows.append((node.target.id, node.iter))
-        for _ in range(3):
-            for name, value in flows:
-                if name not in tainted and self._touches(value, tainted, is_source):
-                    tainted.add(name)
-        return tainted
-
-    def _touches(
-        self, node: ast.AST, tainted: set[str], is_source: Callable[[ast.Call], bool]
-    ) -> bool:
-        return any(
-            (isinstance(n, ast.Name) and n.id in tainted)
-            or (isinstance(n, ast.Call) and is_source(n))
-            for n in ast.walk(node)
-        )
-
-    # -- second pass --------------------------------------------------------------------------
 
     def check(self) -> None:
         """Report everything."""
@@ -472,7 +242,7 @@ class _Reader:
         code = self.constant(node.args[0]) if node.args else None
         if isinstance(code, bytes):
             code = code.decode("utf-8", "replace")
-        if code is None or _HOLE in code:
+        if code is None or HOLE in code:
             self.report.add("dynamic-code", node.lineno, f"{name}()")
             return
         if self.depth >= _MAX_INNER:
@@ -489,7 +259,7 @@ class _Reader:
 
     def _computed_attribute(self, node: ast.Call) -> None:
         owner, attribute = self.dotted(node.args[0]), self.constant(node.args[1])
-        known = isinstance(attribute, str) and _HOLE not in attribute
+        known = isinstance(attribute, str) and HOLE not in attribute
         if (
             owner
             and not known
@@ -520,7 +290,7 @@ class _Reader:
 
     def _computed_import(self, node: ast.Call) -> None:
         module = self.constant(node.args[0]) if node.args else None
-        if not isinstance(module, str) or _HOLE in module:
+        if not isinstance(module, str) or HOLE in module:
             self.report.add("obfuscated-access", node.lineno, "an import by a computed name")
         else:
             self._look_up(module + ".", node.lineno)
@@ -545,7 +315,7 @@ class _Reader:
 
     def _written(self, where: str | bytes | None, line: int) -> None:
         if isinstance(where, str) and text.is_system_path(where):
-            self.report.add("system-write", line, where.replace(_HOLE, "?"))
+            self.report.add("system-write", line, where.replace(HOLE, "?"))
         else:
             self.report.add("file-write", line)
 
@@ -755,24 +525,6 @@ class _Reader:
 
 def _is_id(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Name) and call.func.id == "id"
-
-
-def _by_type(tree: ast.AST) -> dict[type, list[Any]]:
-    """All nodes by their class, in the order of the text as far as breadth allows."""
-    found: dict[type, list[Any]] = defaultdict(list)
-    level: list[ast.AST] = [tree]
-    while level:
-        below: list[ast.AST] = []
-        for node in level:
-            found[type(node)].append(node)
-            for field in node._fields:
-                value = getattr(node, field, None)
-                if isinstance(value, ast.AST):
-                    below.append(value)
-                elif isinstance(value, list):
-                    below += [v for v in value if isinstance(v, ast.AST)]
-        level = below
-    return found
 
 
 def _matches(name: str, table: tuple[str, ...]) -> bool:
