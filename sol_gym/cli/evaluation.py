@@ -49,6 +49,9 @@ _SOLUTION = click.Path(exists=True, path_type=Path)
     help="Seconds for the solution.",
 )
 @click.option(
+    "--no-audit", is_flag=True, help="Do not read the source with the static audit first."
+)
+@click.option(
     "--strict-isolation",
     is_flag=True,
     default=None,
@@ -58,10 +61,21 @@ _SOLUTION = click.Path(exists=True, path_type=Path)
 @click.option(
     "--store", type=click.Path(path_type=Path), help="Append the evaluation to this JSONL file."
 )
+@click.option(
+    "--blobs",
+    type=click.Path(path_type=Path),
+    help="Folder of recorded safetensors (default: SOL_GYM_BLOBS).",
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Append public traces, one a workload, to this JSONL file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the evaluation as JSON.")
 def evaluate(
     problem: str, solution: Path, device: str, profile: str | None, workloads: tuple[int, ...], bound_set: str,
-    seed: int | None, timeout_s: float, strict_isolation: bool | None, no_timing: bool, store: Path | None, as_json: bool,
+    seed: int | None, timeout_s: float, no_audit: bool, strict_isolation: bool | None, no_timing: bool,
+    store: Path | None, blobs: Path | None, trace: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge SOLUTION (a source file or solution.json) on PROBLEM (an id, or a folder in the public layout).
 
@@ -69,11 +83,13 @@ def evaluate(
     """
     from ..evaluate.client import Evaluator, as_problem
 
+    if trace and no_timing:
+        raise click.UsageError("--trace needs timing: a passed trace states a latency")
     with (
-        Evaluator(device, strict_isolation=strict_isolation) as evaluator,
+        Evaluator(device, audit=not no_audit, strict_isolation=strict_isolation) as evaluator,
         render.progress("evaluating", quiet=as_json) as update,
     ):
-        chosen = as_problem(problem, profile, evaluator.device)  # type: ignore[arg-type]
+        chosen = as_problem(problem, profile, evaluator.device, blobs)  # type: ignore[arg-type]
         if workloads:
             chosen = chosen.with_workloads(list(workloads))
         evaluation = evaluator.evaluate(
@@ -84,6 +100,11 @@ def evaluate(
         from ..store import Store
 
         Store(store).append(evaluation)
+    if trace:
+        from ..formats import write_traces
+
+        count = write_traces(evaluation, chosen, trace)
+        click.echo(f"{count} traces appended to {trace}", err=True)
     if as_json:
         click.echo(json.dumps(evaluation.to_json()))
     else:
@@ -91,6 +112,7 @@ def evaluate(
         render.console.print(render.summary(evaluation))
         if evaluation.message and evaluation.status is not Status.PASSED:
             render.console.print(evaluation.message, markup=False)
+        render.findings(evaluation.findings or [])
         if evaluation.log.strip():
             render.console.print(
                 "output of the solution:\n" + evaluation.log.strip(), markup=False, style="dim"

@@ -122,7 +122,7 @@ class Server:
                     "value": self._bench.describe(examine=bool(message.get("examine"))),
                 }
             problem = Problem.model_validate(message["problem"]).model_copy(
-                update={"root": message.get("root")}
+                update={"root": message.get("root"), "blob_root": message.get("blob_root")}
             )
             solution = Solution.model_validate(message["solution"])
             evaluation = self._bench.evaluate(

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ KEPT_VARIABLES = (
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
 _LOG_BYTES = 8192
+_SCRATCH = "sol_gym-judge-"
 _GIB = 1 << 30
 _HALTED = "TtZX?"
 _SYS_OPENAT2 = 437
@@ -92,6 +93,12 @@ class Limits:
     leave_out: frozenset[str] = field(default_factory=_left_out)
     """Layers not to use, of `_OPTIONAL_LAYERS`. For tests and `doctor`, which try what the others
     hold alone, and for a machine whose driver stumbles over one (`SOL_GYM_LEAVE_OUT`)."""
+
+    def without_cuda(self) -> Limits:
+        """With a limit of the address space too, which CUDA reserves by the terabyte."""
+        if self.address_space_bytes is not None:
+            return self
+        return replace(self, address_space_bytes=4 * self.memory_bytes + (8 << 30))
 
 
 DEFAULT_WORKER_UID = 65533
@@ -253,17 +260,20 @@ class Worker:
     def spawn(
         cls, zygote: Zygote, limits: Limits, *, hidden: list[str], environment: dict[str, str],
         cpus: list[int], scratch_base: Path, arena_fd: int | None = None, prepare: Any = None,
-        groups: Groups | None = None,
+        groups: Groups | None = None, shown: list[str] | None = None,
     ) -> Worker:  # fmt: skip
         """Fork a worker and wait for its greeting.
 
         `prepare(scratch)` puts files into the new scratch folder before anything runs there.
+        `shown` are folders that it may read although they lie in a private one.
         """
         scratch = Path(tempfile.mkdtemp(prefix="eval-", dir=scratch_base))
         try:
             if prepare:
                 prepare(scratch)
-            return cls._spawn(zygote, limits, hidden, environment, cpus, scratch, arena_fd, groups)
+            return cls._spawn(
+                zygote, limits, hidden, environment, cpus, scratch, arena_fd, groups, shown or []
+            )  # fmt: skip
         except BaseException:
             remove_tree(scratch)
             raise
@@ -271,7 +281,7 @@ class Worker:
     @classmethod
     def _spawn(
         cls, zygote: Zygote, limits: Limits, hidden: list[str], environment: dict[str, str],
-        cpus: list[int], scratch: Path, arena_fd: int | None, groups: Groups | None,
+        cpus: list[int], scratch: Path, arena_fd: int | None, groups: Groups | None, shown: list[str],
     ) -> Worker:  # fmt: skip
         control, control_theirs = socket.socketpair()
         status, status_theirs = socket.socketpair()
@@ -307,6 +317,7 @@ class Worker:
             "tasks": limits.tasks,
             "hidden": hidden,
             "private": zygote.private,
+            "shown": shown,
             "shm_bytes": limits.shm_bytes,
             "wall_s": limits.wall_s,
             "memory_bytes": limits.memory_bytes,
@@ -539,3 +550,24 @@ def _state(path: str) -> str:
             return chr(file.read().rsplit(b")", 1)[1].split()[0][0])
     except (OSError, IndexError):
         return "?"
+
+
+def make_scratch() -> Path:
+    """A folder for workers' scratch folders; those that killed processes left behind are removed."""
+    remove_abandoned_scratch()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")).resolve()
+    folder.chmod(0o711)  # Workers may be another user; each folder in it is private.
+    return folder
+
+
+def remove_abandoned_scratch() -> None:
+    """Remove scratch folders of processes that were killed before they could do so themselves."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        pid = path.name.removeprefix(_SCRATCH).split("-")[0]
+        with contextlib.suppress(OSError):
+            if (
+                pid.isdigit()
+                and not Path("/proc", pid).exists()
+                and path.lstat().st_uid == os.getuid()
+            ):
+                remove_tree(path)
