@@ -47,6 +47,8 @@ def doctor(device: str, quick: bool, as_json: bool) -> None:
         render.console.print(_attempts(facts["attempts"]))
     render.console.print("versions: " + ", ".join(f"{k} {v}" for k, v in facts["versions"].items()))
     render.console.print(f"state: {facts['state']}")
+    if facts["idle_check"] is not True:
+        render.console.print(f"[yellow]no check that the GPU is idle ({facts['idle_check']})[/]")
     render.console.print(f"cache: {cache_dir()}   runtime: {runtime_dir()}")
     if facts["missing"]:
         names = ", ".join(facts["missing"])

@@ -40,8 +40,8 @@ class Bench:
     def describe(self, *, examine: bool = False) -> dict[str, Any]:
         """Device, versions, isolation layers and calibrated overheads; with `examine` also what came
         of trying to break out of a worker (seconds)."""
-        attempts = [f.to_json() for f in doctor.examine(self.judge)] if examine else None
         layers = self.judge.probe()
+        attempts = [f.to_json() for f in doctor.examine(self.judge)] if examine else None
         calibration = self.judge.calibration
         return {
             "device": self.device.model_dump(mode="json"),
@@ -50,6 +50,7 @@ class Bench:
             "missing": missing(layers),
             "attempts": attempts,
             "state": self.judge.backend.state(),
+            "idle_check": self.judge.backend.idle_check,
             "overhead_ms": calibration.overhead_s * 1e3,
             "handshake_us": calibration.handshake_s * 1e6,
         }

@@ -140,11 +140,12 @@ class Sandbox:
     def _run(worker: Worker, threads: int, timeout_s: float) -> str:
         """Have the driver do its task; returns what went wrong, or nothing."""
         message = {
-            "cmd": "load", "device": "cpu", "threads": threads, "dir": str(worker.scratch / "src"),
+            "cmd": "load", "device": "cpu", "dir": str(worker.scratch / "src"),
             "entry_file": "driver.py", "entry_function": "run", "binding": "python",
             "library": None, "dps": False, "inputs": [], "outputs": [],
         }  # fmt: skip
         try:
+            worker.start("cpu", threads, None)
             reply = worker.ask(message, timeout_s)
         except wire.Timeout:
             return f"it did not end within {timeout_s:g} s"

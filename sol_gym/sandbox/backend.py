@@ -18,9 +18,13 @@ from .memory import DeviceArena, HostArena
 from .worker import cuda
 
 _GIB = 1 << 30
+_FIRST_ARENA_BYTES = 64 << 20
+"""Fresh workers map this much before they load anything; most problems need no more."""
 _PROBE_S = 6e-3
-_BUSY_FACTOR, _PROBES = 1.5, 3
-"""The device is busy if so many probes in a row each take so many times what an idle one takes."""
+_BUSY_FACTOR, _BUSY_PROBES, _IDLE_PROBES = 1.5, 3, 20
+"""The device is busy if so many probes in a row each take so many times what an idle one takes, and
+idle again only if many in a row do not."""
+_UNSTEADY_FACTOR = 1.25
 
 
 class Backend:
@@ -32,6 +36,8 @@ class Backend:
     batch_s: float
     """A batch lasts at least this long, if enough sets fit."""
     max_sets: int
+    idle_check: bool | str = True
+    """Whether the device is looked at before batches, to see that nobody works; or why not."""
 
     def __init__(self, device: Device):
         self.device = device
@@ -62,6 +68,10 @@ class Backend:
         On a CPU a stopped process cannot work, so there is nothing to look for.
         """
         return False
+
+    def idle_again(self, timeout_s: float) -> bool:
+        """Whether the device comes to rest, now that the worker is dead, and nobody else is on it."""
+        return True
 
     def state(self) -> dict[str, Any]:
         """Clock and throttling now: {"sm_clock_mhz": int | None, "throttled": bool, "locked": bool}."""
@@ -151,15 +161,16 @@ class CudaBackend(Backend):
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self._arena = DeviceArena()
+        self._arena.ensure(_FIRST_ARENA_BYTES)
         self._flush_buffer = torch.empty(2 * device.l2_bytes, dtype=torch.uint8, device="cuda")
         self._capability = torch.cuda.get_device_capability(0)
         self._worker_cpus = _keep_a_core()
         self._locked = False
         if lock_clock_mhz is not None:
             self._lock_clock(lock_clock_mhz)
-        self._probe_writes = 1
-        self._probe_writes = max(1, math.ceil(_PROBE_S / max(self._quickest_probe(), 1e-6)))
-        self._probe_s = self._quickest_probe()
+        self._probe_graph: torch.cuda.CUDAGraph | None = None
+        self._probe_s = 0.0
+        self.idle_check = self._learn_idle_time()
 
     def arena(self) -> DeviceArena:
         return self._arena
@@ -190,19 +201,54 @@ class CudaBackend(Backend):
         could watch inputs arrive. Contexts share a GPU in time slices of about 2 ms, so a piece of
         the judge's own work of three slices takes about twice as long while somebody else has
         work. Its time on an idle device was measured before the first worker existed.
+
+        A slow device looks busy too (a clock held down by heat). So this is a suspicion; what it
+        takes to make it more is in `Series._accuse` and in the judge.
         """
-        return all(self._probe() > _BUSY_FACTOR * self._probe_s for _ in range(_PROBES))
+        return self.idle_check is True and all(
+            self._probe() > _BUSY_FACTOR * self._probe_s for _ in range(_BUSY_PROBES)
+        )
+
+    def idle_again(self, timeout_s: float) -> bool:
+        """See `Backend.idle_again`: many quick probes in a row, and NVML knows of no other process."""
+        deadline = time.monotonic() + timeout_s
+        row = 0
+        while time.monotonic() < deadline:
+            row = row + 1 if self._probe() <= _BUSY_FACTOR * self._probe_s else 0
+            if row >= _IDLE_PROBES and _processes_on_gpu() <= 1:
+                return True
+        return False
+
+    def _learn_idle_time(self) -> bool | str:
+        """Prepare the probe and time it on the idle device; says why if it cannot be relied on."""
+        if os.environ.get("SOL_GYM_IDLE_CHECK") == "0":
+            return "off: SOL_GYM_IDLE_CHECK=0"
+        stream = torch.cuda.Stream()
+        writes = 1
+        for _ in range(3):  # One write; as many as take the time wanted; again, with warm clocks.
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                for _ in range(writes):
+                    self._flush_buffer.add_(1)
+            self._probe_graph = graph
+            times = sorted(self._probe() for _ in range(_IDLE_PROBES))
+            self._probe_s = times[0]
+            writes = math.ceil(writes * _PROBE_S / max(self._probe_s, 1e-6))
+        if times[-2] > _UNSTEADY_FACTOR * times[0]:  # One hiccup is allowed.
+            return f"off: idle probes took {times[0] * 1e3:.1f} to {times[-2] * 1e3:.1f} ms"
+        return True
 
     def _probe(self) -> float:
+        """Seconds that the probe takes by the device's clock: one launch, so that a busy CPU cannot
+        make it look long."""
+        assert self._probe_graph is not None
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(self._probe_writes):
-            self._flush_buffer.add_(1)
+        begin.record()
+        self._probe_graph.replay()
+        end.record()
         torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    def _quickest_probe(self) -> float:
-        return min(self._probe() for _ in range(5))
+        return begin.elapsed_time(end) / 1e3
 
     def _lock_clock(self, mhz: int) -> None:
         """Hold the SM clock at `mhz` until `close`. Only ever done when it was asked for."""
@@ -298,6 +344,15 @@ def _keep_a_core() -> list[int]:
         return cpus
     os.sched_setaffinity(0, {cpus[-1]})
     return others
+
+
+def _processes_on_gpu() -> int:
+    """How many processes have a context on the GPU, the judge included; 0 where NVML cannot say."""
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(0)))
+    return 0
 
 
 def _driver_version() -> str:

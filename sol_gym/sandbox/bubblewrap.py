@@ -27,6 +27,7 @@ LAYERS: dict[str, Any] = {
     ),
     "pid_ns": "bubblewrap runs the zygote: its workers keep the machine's process ids",
     "fresh_proc": "needs a PID namespace",
+    "kernel_settings": "bubblewrap runs the zygote: /proc is the machine's",
     "few_devices": "bubblewrap runs the zygote: /dev is the machine's",
     "user_ns": "made by bubblewrap for the zygote, not for each worker",
     "scratch_limit": "bubblewrap runs the zygote: scratch folders lie on the disk",

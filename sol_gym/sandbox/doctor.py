@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "import_judge": ("hidden_judge",),
     "read_temporary": ("private_folders",),
     "open_devices": ("few_devices",),
-    "change_kernel_settings": ("fresh_proc", "landlock (CPU)", "other_user"),
+    "change_kernel_settings": ("kernel_settings", "landlock (CPU)", "other_user"),
     "read_init_memory": ("pid_ns",),
     "connect_tcp": ("net_ns", "seccomp", "landlock"),
     "connect_abstract": ("net_ns", "seccomp", "landlock"),
@@ -90,6 +90,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
 """Attempt -> what is meant to hold it, any of them alone. A layer is one of
 `isolation.REQUIRED`/`OPTIONAL`, or something the supervisor or the judge does."""
 
+_WATCHED_FROM_OUTSIDE = frozenset(
+    {"exhaust_memory", "exhaust_shared_memory", "exhaust_memory_files"}
+)
+"""The supervisor counts memory with or without namespaces: once is enough."""
+
 _NEED_NAMESPACES = frozenset(
     name for name, layers in LAYERS.items()
     if all(layer.endswith("_ns") or layer in ("hidden_judge", "private_folders", "fresh_proc", "scratch_limit", "few_devices") for layer in layers)
@@ -106,7 +111,7 @@ class Finding:
     held: bool
     detail: str
     held_without_namespaces: bool | None = None
-    """The same with namespaces left out; None where only they can hold it."""
+    """The same with namespaces left out; None where only they can hold it, or have no part in it."""
 
     def to_json(self) -> dict[str, Any]:
         """JSON-safe dictionary."""
@@ -123,7 +128,7 @@ def examine(judge: Judge) -> list[Finding]:
         full = attack(judge, judge.limits, about, list(LAYERS))
         bare = attack(
             judge, replace(judge.limits, namespaces=False), about,
-            [name for name in LAYERS if name not in _NEED_NAMESPACES],
+            [name for name in LAYERS if name not in _NEED_NAMESPACES | _WATCHED_FROM_OUTSIDE],
         )  # fmt: skip
     return [
         Finding(

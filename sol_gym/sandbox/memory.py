@@ -25,6 +25,7 @@ _TAIL = 256
 _GROWTH_PERCENT = 125
 _NAN_BYTE = 0xFF
 """Repeated, it is NaN in every float format used here (E2M1 has none and gets a random byte)."""
+_BAD_HANDLE = {cuda.INVALID_VALUE, cuda.INVALID_CONTEXT, cuda.MAP_FAILED, cuda.INVALID_HANDLE}
 _FLOATS_WITH_NAN = {"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
 
@@ -211,7 +212,7 @@ class MappedOutputs:
     def __init__(
         self, handles: dict[int, bytes], places: list[list[tuple[int, int]]], slots: list[Slot]
     ):
-        """As `replies.captured` gives them; raises `wire.ProtocolError` if they cannot be mapped."""
+        """As `replies.captured` gives them; raises `wire.ProtocolError` if that is the handles' fault."""
         self._segments: dict[int, int] = {}
         self._views: list[list[torch.Tensor]] = []
         try:
@@ -226,9 +227,11 @@ class MappedOutputs:
                         raise wire.ProtocolError("an output lies outside its allocation")
                     views.append(cuda.as_bytes(self._segments[base] + offset, slot.nbytes))
                 self._views.append(views)
-        except cuda.CudaError as error:  # The handles are the worker's word.
+        except cuda.CudaError as error:
             self.close()
-            raise wire.ProtocolError(f"outputs cannot be mapped: {error}") from None
+            # The handles are the worker's word; a device out of memory or in disorder is not.
+            kind = wire.ProtocolError if error.code in _BAD_HANDLE else InfrastructureError
+            raise kind(f"outputs cannot be mapped: {error}") from None
         except BaseException:
             self.close()
             raise

@@ -25,6 +25,7 @@ from typing import Any
 
 from ..errors import InfrastructureError
 from .cgroup import Group, Groups
+from .fallback import SUSPECTS
 from .worker import wire
 from .worker.isolation import descendants, private_folders
 
@@ -45,6 +46,7 @@ KEPT_VARIABLES = (
 )  # fmt: skip
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
+_DEVICE_TIMEOUT_S = 60.0
 _LOG_BYTES = 8192
 _SCRATCH = "sol_gym-judge-"
 _GIB = 1 << 30
@@ -58,9 +60,7 @@ def _tasks() -> int:
     return max(1024, 32 * (os.cpu_count() or 1))
 
 
-_OPTIONAL_LAYERS = frozenset(
-    {"landlock", "seccomp", "cgroup", "other_user", "few_devices", "private_folders"}
-)
+_OPTIONAL_LAYERS = frozenset({*SUSPECTS, "cgroup", "other_user"})
 
 
 def _left_out() -> frozenset[str]:
@@ -227,6 +227,10 @@ class Exit:
         return f"the worker exited with code {self.code}"
 
 
+class TrustedCodeFailed(InfrastructureError):
+    """Something of ours failed in a worker: the machine's fault, or a layer's, and no solution's."""
+
+
 class WorkerGone(Exception):
     """The worker ended while the judge was waiting for it."""
 
@@ -350,10 +354,34 @@ class Worker:
             worker.layers = hello.get("layers", {})
         except (wire.Closed, wire.Timeout, wire.ProtocolError) as error:
             log = worker.kill()
-            raise InfrastructureError(
+            raise TrustedCodeFailed(
                 f"a worker did not start: {type(error).__name__} {error} {log}"
             ) from None
         return worker
+
+    def start(self, device: str, threads: int, arena: dict[str, Any] | None) -> None:
+        """Have it get its device ready and map the arena, before anything of a candidate is in it.
+
+        Args:
+            device: "cpu" or "cuda".
+            threads: for operations on the CPU.
+            arena: what `attach` of the arena says.
+
+        Raises:
+            TrustedCodeFailed: it cannot. WorkerGone: its wall time is over.
+        """
+        message = {"cmd": "start", "device": device, "threads": threads, "arena": arena}
+        try:
+            reply = self.ask(message, _DEVICE_TIMEOUT_S)
+        except WorkerGone as gone:
+            if gone.exit.reason.startswith("wall time"):
+                raise
+            raise TrustedCodeFailed(f"{device} did not start: {gone}") from None
+        except (wire.Timeout, wire.ProtocolError) as error:
+            fault = f"{type(error).__name__} {error}"
+            raise TrustedCodeFailed(f"{device} did not start in a worker: {fault}") from None
+        if reply.get("ok") is not True:
+            raise TrustedCodeFailed(f"{device} did not start in a worker: {reply.get('message')}")
 
     # -- talking ------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from .memory import Layout, MappedOutputs, Poison, slot_bytes
 from .process import Worker, WorkerGone
 from .reference import Reference
 from .stages import Stages
-from .timing import Measured, Plan, sets_for
+from .timing import Calibration, Measured, Plan, sets_for
 from .worker import wire
 
 _SNAPSHOT_BYTES = 2048
@@ -35,7 +35,7 @@ _SLOW_CALL_S = 0.5
 """Calls this long (interpreted Triton on a CPU) are repeated twice only."""
 _SLOW_REFERENCE_S = 0.02
 _CUSTOM_FILL_BUDGET_S = 0.1
-_IDLE_CHECK_SHARE, _TEARDOWN_S = 0.3, 2.0
+_IDLE_CHECK_SHARE, _TEARDOWN_S = 0.3, 5.0
 """How often, unforeseeably, the device is checked to be idle before a batch (6 ms each)."""
 _random = secrets.SystemRandom()
 
@@ -54,6 +54,10 @@ class NotCapturable(Exception):
 
 class OutOfMemory(NotCapturable):
     """The captured calls do not fit into device memory together; fewer may."""
+
+
+class WorkedWhileStopped(Exception):
+    """The device was busy while the worker was stopped, and came to rest when the worker was killed."""
 
 
 def accepted(reply: dict[str, Any]) -> dict[str, Any]:
@@ -79,17 +83,20 @@ class Private:
 
 
 class Series:
-    """Runs one workload of one solution in one worker."""
+    """Runs one workload of one solution in one worker.
+
+    With `watch` the device is checked to be idle before every batch, not before some.
+    """
 
     def __init__(
         self, backend: Backend, arena: Any, worker: Worker, problem: Problem, workload: Workload,
         reference: Reference, maker: InputMaker, plan: Plan, deadline: float, dps: bool,
-        stages: Stages,
+        stages: Stages, *, watch: bool = False,
     ):  # fmt: skip
         self.backend, self.arena, self.worker = backend, arena, worker
         self.problem, self.workload, self.reference = problem, workload, reference
         self.maker, self.plan, self.deadline, self.dps = maker, plan, deadline, dps
-        self.stages = stages
+        self.stages, self.watch = stages, watch
         self.poison = Poison()
         self.comparison = Comparison(workload.tolerance)
         self.outputs = problem.outputs(workload)
@@ -256,17 +263,18 @@ class Series:
 
     # -- timing -------------------------------------------------------------------------------
 
-    def measure(self, *, graph: bool, overhead_s: float) -> Measured:
+    def measure(self, *, graph: bool, calibration: Calibration) -> Measured:
         """Timed batches and single requests.
 
         Raises:
             Verdict: an output of a batch is wrong, or the protocol was broken.
             NotCapturable: a graph was wanted and the solution cannot be captured.
+            WorkedWhileStopped: the worker is dead; was it to blame?
         """
         self._mode = "graph" if graph else "eager"
         most = self._most_sets()
         with self.stages.timed("capture"):
-            per_call = self._settle_sets(most, overhead_s)
+            per_call = self._settle_sets(most, calibration)
         measured = Measured(n_sets=self.used, mode=self._mode_name())
         with self.stages.timed("batches"):
             slow = per_call >= _SLOW_CALL_S
@@ -278,19 +286,20 @@ class Series:
             self._ask({"cmd": "release"})
         return measured
 
-    def _settle_sets(self, most: int, overhead_s: float) -> float:
+    def _settle_sets(self, most: int, calibration: Calibration) -> float:
         """Prepare a batch that is long enough, of at most `most` sets; returns seconds per call.
 
         A first batch is small and tells how long a call takes, which eager calls do not. Its last
         batch is not counted: it warms up, and is verified like the others.
         """
-        n = min(_FIRST_SETS, sets_for(self.call_s, self.backend.batch_s, most))
+        batch_s = calibration.batch_s(self.backend.batch_s)
+        n = min(_FIRST_SETS, sets_for(self.call_s, batch_s, most))
         while True:
             self._use(n)
             self._prepare("prepare", self._mode, n)
             judge, own = self._batch()
-            per_call = max(judge - overhead_s, own, 0.0) / n
-            wanted = sets_for(per_call, self.backend.batch_s, most)
+            per_call = max(judge - calibration.overhead_of(judge), own) / n
+            wanted = sets_for(per_call, batch_s, most)
             if wanted <= 1.3 * n or n > _FIRST_SETS:
                 return per_call
             n = wanted
@@ -370,21 +379,22 @@ class Series:
         else:
             self._fill()
         self._poison_outputs()
-        if _random.random() < _IDLE_CHECK_SHARE and self.backend.busy():
+        if (self.watch or _random.random() < _IDLE_CHECK_SHARE) and self.backend.busy():
             self._accuse()
 
     def _accuse(self) -> None:
-        """The device works although the worker is stopped: whose work is it?"""
+        """The device works although the worker is stopped: whose work is it?
+
+        Its author's only if it ends with the worker, and if a fresh worker shows the same: others
+        on the device may have paused, and a slow device may have recovered, at just that moment.
+        """
         self.worker.kill()
-        deadline = time.monotonic() + _TEARDOWN_S
-        while self.backend.busy():
-            if time.monotonic() > deadline:
-                raise InfrastructureError(
-                    "another process is working on the GPU; measurements need it for themselves"
-                )
-        raise Verdict(
-            Status.REWARD_HACK, "the solution's work ran on the GPU while its inputs were written"
-        )
+        if not self.backend.idle_again(_TEARDOWN_S):
+            raise InfrastructureError(
+                "another process is working on the GPU, or the GPU has become much slower; "
+                "measurements need it for themselves (SOL_GYM_IDLE_CHECK=0 measures all the same)"
+            )
+        raise WorkedWhileStopped("the solution's work ran on the GPU while its inputs were written")
 
     def _batch(self) -> tuple[float, float]:
         """One timed batch: seconds by the judge's clock and by the worker's."""

@@ -3,7 +3,9 @@
 T_k is never taken on the worker's word. Per repeat it is the larger of what the worker's own clock
 says and what the judge's clock says less the largest overhead that an honest worker has ever
 caused on this machine; so an honest time is never raised by the judge's clock, and a lie gains at
-most overhead / batch. A second series asks for input sets one at a time, in a secret order; its
+most overhead / batch. That overhead is honoured up to a tenth of the batch, or up to what it costs
+on a quiet machine if that is more, and batches are made ten times as long as it where there are
+sets for that; so a machine that was busy when it was calibrated is no gift to liars. A second series asks for input sets one at a time, in a secret order; its
 median round trip, less the calibrated hand-shake and a margin, is a further lower limit.
 """
 
@@ -48,6 +50,10 @@ class Calibration:
     """Largest (judge's clock - worker's clock) of a batch, outliers left out."""
     handshake_s: float = 0.0
     """Median round trip of single requests less the kernel's time in a batch; the largest seen."""
+    quiet_overhead_s: float = 0.0
+    """What a batch's overhead comes to when nothing interferes, from the smallest seen."""
+    quiet_handshake_s: float = 0.0
+    """The same of the hand-shake."""
 
     @classmethod
     def from_honest(cls, measured: list[Measured]) -> Calibration:
@@ -69,7 +75,25 @@ class Calibration:
         return cls(
             overhead_s=max(0.0, largest),
             handshake_s=max(0.0, *handshakes) if handshakes else 0.0,
+            quiet_overhead_s=_quiet(overheads, _OUTLIER_SLACK_S),
+            quiet_handshake_s=_quiet(handshakes, _SINGLE_FLOOR_S) if handshakes else 0.0,
         )
+
+    def overhead_of(self, judge_s: float) -> float:
+        """How much of a batch that took `judge_s` by the judge's clock may have been overhead."""
+        return min(self.overhead_s, max(_ALLOWED_SHARE * judge_s, self.quiet_overhead_s))
+
+    def handshake_of(self, round_trip_s: float) -> float:
+        """How much of a single request's round trip may have been hand-shake."""
+        return min(self.handshake_s, max(_ALLOWED_SHARE * round_trip_s, self.quiet_handshake_s))
+
+    def batch_s(self, least_s: float) -> float:
+        """How long a batch should last: `least_s`, or longer where the overhead is large."""
+        return min(max(least_s, self.overhead_s / _ALLOWED_SHARE), _LONGEST * least_s)
+
+
+def _quiet(values: list[float], slack_s: float) -> float:
+    return _QUIET_FACTOR * max(0.0, min(values)) + slack_s
 
 
 @dataclass
@@ -90,6 +114,11 @@ class Measured:
 
 
 _OUTLIER_FACTOR, _OUTLIER_SLACK_S = 2.0, 1e-4
+_QUIET_FACTOR = 1.5
+_ALLOWED_SHARE = 0.1
+"""Of a measured time, how much may be called overhead (unless a quiet machine has more)."""
+_LONGEST = 4.0
+"""Batches are made so many times longer at most: a busy machine is slow enough."""
 _SINGLE_FLOOR_S = 0.5e-6
 _DISAGREE, _DISAGREE_SLACK_S = 1.03, 0.3e-6
 
@@ -97,7 +126,11 @@ _DISAGREE, _DISAGREE_SLACK_S = 1.03, 0.3e-6
 def timing_from(measured: Measured, calibration: Calibration, plan: Plan, batch_s: float) -> Timing:
     """The candidate's time and everything it was derived from."""
     n = measured.n_sets
-    by_judge = [max(0.0, clock - calibration.overhead_s) / n for clock in measured.judge_s]
+    overheads = [calibration.overhead_of(clock) for clock in measured.judge_s]
+    by_judge = [
+        max(0.0, clock - allowed) / n
+        for clock, allowed in zip(measured.judge_s, overheads, strict=True)
+    ]
     by_worker = [clock / n for clock in measured.reported_s]
     repeats = [max(pair) for pair in zip(by_judge, by_worker, strict=True)]
     t_k = statistics.median(repeats)
@@ -105,13 +138,14 @@ def timing_from(measured: Measured, calibration: Calibration, plan: Plan, batch_
 
     single: float | None = None
     if measured.singles_s:
-        single = max(0.0, statistics.median(measured.singles_s) - calibration.handshake_s)
+        round_trip = statistics.median(measured.singles_s)
+        single = max(0.0, round_trip - calibration.handshake_of(round_trip))
         margin = max(_SINGLE_FLOOR_S, plan.single_margin * single)
         if single - margin > t_k:
             marks.append("single calls are slower than the batch: they count")
             t_k = single - margin
     judge, worker = statistics.median(by_judge), statistics.median(by_worker)
-    if judge > _DISAGREE * worker + _DISAGREE_SLACK_S + calibration.overhead_s / n:
+    if judge > _DISAGREE * worker + _DISAGREE_SLACK_S + max(overheads) / n:
         marks.append("clocks disagree: the judge's counts")
     if statistics.median(measured.judge_s) < 0.8 * batch_s:
         marks.append(f"batch shorter than {batch_s * 1e3:g} ms")
@@ -125,7 +159,7 @@ def timing_from(measured: Measured, calibration: Calibration, plan: Plan, batch_
         n_sets=n,
         repeats=len(repeats),
         spread=(max(repeats) - min(repeats)) / max(statistics.median(repeats), 1e-12),
-        overhead_ms=calibration.overhead_s * 1e3,
+        overhead_ms=max(overheads) * 1e3,
         sm_clock_mhz=measured.sm_clock_mhz,
         clock_locked=measured.clock_locked,
         marks=marks,

@@ -232,7 +232,7 @@ def test_bubblewrap_holds_where_this_process_may_make_no_namespaces(judge, toy, 
     try:
         layers = wrapped.probe()
         assert set(missing(layers)) == {
-            "pid_ns", "fresh_proc", "few_devices", "user_ns", "scratch_limit", "landlock", "seccomp",
+            "pid_ns", "fresh_proc", "kernel_settings", "few_devices", "user_ns", "scratch_limit", "landlock", "seccomp",
         }  # fmt: skip
         names = ["write_system", "write_temporary", "read_project", "read_temporary", "connect_tcp",
                  "connect_abstract", "connect_path", "shared_memory", "mount", "leave_daemon"]  # fmt: skip

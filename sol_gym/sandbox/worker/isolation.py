@@ -43,7 +43,7 @@ Layers = dict[str, Any]
 """Layer -> True, or the reason why it is not there."""
 
 REQUIRED = (
-    "user_ns", "pid_ns", "net_ns", "ipc_ns", "uts_ns", "mount_ns", "fresh_proc", "hidden_judge",
+    "user_ns", "pid_ns", "net_ns", "ipc_ns", "uts_ns", "mount_ns", "fresh_proc", "kernel_settings", "hidden_judge",
     "private_folders", "few_devices", "read_only_system", "scratch_limit", "landlock", "seccomp", "no_new_privs",
     "no_capabilities", "rlimits", "closed_descriptors", "clean_environment",
 )  # fmt: skip
@@ -172,10 +172,12 @@ def arrange_mounts(
     layers["mount_ns"] = True
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
     _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV)
-    for path in _KERNEL_SETTINGS:
-        if os.path.exists(path):
-            _mount(path, path, None, MS_BIND | MS_REC)  # Stays read-only below.
     layers["fresh_proc"] = True
+    if "kernel_settings" in leave_out:
+        layers["kernel_settings"] = "left out"
+    else:
+        for path in filter(os.path.exists, _KERNEL_SETTINGS):
+            _mount(path, path, None, MS_BIND | MS_REC)  # Stays read-only below.
     writable = ["/proc", scratch]
     before = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -214,8 +216,10 @@ def arrange_mounts(
         for path in writable:
             _set_read_only(path, False, recursive=False)
         layers["read_only_system"] = True
+        layers.setdefault("kernel_settings", True)
     except OSError as error:
         layers["read_only_system"] = f"not permitted: {error.strerror}"
+        layers.setdefault("kernel_settings", layers["read_only_system"])
 
 
 def _private_devices() -> bool | str:

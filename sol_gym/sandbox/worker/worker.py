@@ -87,7 +87,8 @@ class Session:
 
     # -- loading and binding ------------------------------------------------------------------
 
-    def on_load(self, message: dict[str, Any]) -> dict[str, Any]:
+    def on_start(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Get the device ready. Nothing of a candidate is in this process yet: failing is the machine's fault."""
         import torch
 
         self.on_gpu = message["device"] == "cuda"
@@ -99,6 +100,13 @@ class Session:
             self.capture_stream = torch.cuda.Stream()
         else:
             torch.set_num_threads(message["threads"])
+        if message["arena"]:
+            self.on_arena(message["arena"])
+            self.arena[:1].tolist()  # It can be read, not only mapped.
+        return {"ok": True}
+
+    def on_load(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Run the candidate's module (or load its library)."""
         self.run, self.dps = loading.load(message)
         return {"ok": True, "dps": self.dps}
 
