@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from sol_gym.device import get_device
 from sol_gym.errors import InfrastructureError
 from sol_gym.evaluation import Status
 from sol_gym.sandbox.fallback import SUSPECTS, layers_in_the_way
-from sol_gym.sandbox.judge import Judge, Request
+from sol_gym.sandbox.judge import Request
 from sol_gym.sandbox.process import TrustedCodeFailed
-from sol_gym.sandbox.timing import Plan
 from sol_gym.sandbox.worker.isolation import REQUIRED, missing
 from sol_gym.solution import Solution
 from tests.conftest import RMSNORM
@@ -69,13 +67,12 @@ def test_a_fault_that_no_layer_explains_is_raised_with_its_reason():
 
 
 @pytest.fixture
-def fresh(judge, tmp_path):
-    fresh = Judge(
-        get_device("cpu"), cache=tmp_path, plan=Plan(rounds=1, repeats=2, single_budget_s=0.002),
-        limits=judge.limits,
-    )  # fmt: skip
-    yield fresh
-    fresh.close()
+def fresh(judge, monkeypatch):
+    """The judge, as if it knew nothing of this machine; what it finds out is forgotten again."""
+    for name, value in {"_calibration": None, "left_out": {}, "limits": judge.limits}.items():
+        monkeypatch.setattr(judge, name, value)
+    monkeypatch.setattr(judge, "trusted", judge.trusted)
+    return judge
 
 
 def test_a_judge_does_without_a_layer_that_trusted_code_stumbles_over(fresh, toy):

@@ -7,12 +7,10 @@ import itertools
 
 import pytest
 
-from sol_gym.device import get_device
 from sol_gym.errors import InfrastructureError
 from sol_gym.evaluation import Status
 from sol_gym.sandbox.backend import CpuBackend
-from sol_gym.sandbox.judge import Judge, Request
-from sol_gym.sandbox.timing import Plan
+from sol_gym.sandbox.judge import Request
 from sol_gym.solution import Solution
 from tests.conftest import RMSNORM
 
@@ -33,21 +31,22 @@ class ScriptedDevice(CpuBackend):
 
 
 @pytest.fixture
-def watched(judge, tmp_path, toy):
+def watched(judge, toy, monkeypatch):
     """watched(answers) -> (evaluate, device): a judge that has been calibrated on an idle device."""
-    judge = Judge(
-        get_device("cpu"), cache=tmp_path, plan=Plan(rounds=1, repeats=2, single_budget_s=0.002),
-        limits=judge.limits,
-    )  # fmt: skip
+
+    def evaluate():
+        return judge.evaluate(Request(toy, Solution.from_text(RMSNORM)))
 
     def script(answers, *, rests=True, calibrated=True):
         if calibrated:
-            judge.evaluate(Request(toy, Solution.from_text(RMSNORM)))
-        judge.backend = device = ScriptedDevice(judge.backend.device, answers, rests)
-        return lambda: judge.evaluate(Request(toy, Solution.from_text(RMSNORM))), device
+            evaluate()
+        else:
+            monkeypatch.setattr(judge, "_calibration", None)
+        device = ScriptedDevice(judge.backend.device, answers, rests)
+        monkeypatch.setattr(judge, "backend", device)
+        return evaluate, device
 
-    yield script
-    judge.close()
+    return script
 
 
 def test_one_sign_of_work_is_measured_again_and_marked(watched):
@@ -70,7 +69,7 @@ def test_work_that_ends_with_each_of_two_workers_is_a_hack(watched):
 
 
 def test_work_that_outlives_the_worker_is_somebody_elses(watched):
-    evaluate, device = watched(itertools.repeat(True), rests=False)
+    evaluate, _ = watched(itertools.repeat(True), rests=False)
     with pytest.raises(InfrastructureError, match="SOL_GYM_IDLE_CHECK=0"):
         while True:
             evaluate()
