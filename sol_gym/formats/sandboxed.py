@@ -139,7 +139,7 @@ class Sandbox:
     @staticmethod
     def _run(worker: Worker, threads: int, timeout_s: float) -> str:
         """Have the driver do its task; returns what went wrong, or nothing."""
-        message = {
+        message: dict[str, Any] = {
             "cmd": "load", "device": "cpu", "dir": str(worker.scratch / "src"),
             "entry_file": "driver.py", "entry_function": "run", "binding": "python",
             "library": None, "dps": False, "inputs": [], "outputs": [],

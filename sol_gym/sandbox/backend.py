@@ -160,9 +160,9 @@ class CudaBackend(Backend):
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        self._flush_buffer = torch.empty(2 * device.l2_bytes, dtype=torch.uint8, device="cuda")
         self._arena = DeviceArena()
         self._arena.ensure(_FIRST_ARENA_BYTES)
-        self._flush_buffer = torch.empty(2 * device.l2_bytes, dtype=torch.uint8, device="cuda")
         self._capability = torch.cuda.get_device_capability(0)
         self._worker_cpus = _keep_a_core()
         self._locked = False

@@ -15,7 +15,7 @@ from sol_gym.sandbox.worker.isolation import REQUIRED, missing
 from sol_gym.solution import Solution
 from tests.conftest import RMSNORM
 
-NEEDS_A_SOCKET = "import socket\nsocket.socket(socket.AF_UNIX).close()\n" + RMSNORM
+NEEDS_A_SOCKET = "import socket\nsocket.socket(socket.AF_INET).close()\n" + RMSNORM
 
 
 def stumbling_over(*layers):

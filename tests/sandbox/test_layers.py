@@ -15,7 +15,7 @@ from sol_gym.evaluation import Status
 from sol_gym.sandbox import bubblewrap, doctor
 from sol_gym.sandbox.cgroup import Groups
 from sol_gym.sandbox.judge import Judge, Request
-from sol_gym.sandbox.process import open_beneath
+from sol_gym.sandbox.process import Worker, open_beneath
 from sol_gym.sandbox.worker import attempts, landlock, seccomp
 from sol_gym.sandbox.worker.isolation import REQUIRED, missing
 from sol_gym.solution import Solution
@@ -242,6 +242,23 @@ def test_bubblewrap_holds_where_this_process_may_make_no_namespaces(judge, toy, 
         assert wrapped.evaluate(request).results[0].status is Status.PASSED
     finally:
         wrapped.close()
+
+
+def test_a_folder_that_is_shown_can_be_read_inside_a_private_one(judge, limits, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("x")
+    tmp_path.chmod(0o755)
+    about = {"bait_file": str(file)}
+    for shown, broke in (([], False), ([str(tmp_path)], True)):
+        worker = Worker.spawn(
+            judge.zygote, limits, hidden=judge.hidden, environment=judge.backend.environment(),
+            cpus=judge.backend.worker_cpus(), scratch_base=judge.scratch, shown=shown,
+        )  # fmt: skip
+        try:
+            reply = worker.ask({"cmd": "attempt", "name": "read_temporary", "about": about}, 30.0)
+            assert reply["broke"] is broke, reply
+        finally:
+            worker.kill()
 
 
 def test_threads_processes_and_compilers_work_inside(judged):
