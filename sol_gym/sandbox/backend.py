@@ -223,6 +223,8 @@ class CudaBackend(Backend):
         """Prepare the probe and time it on the idle device; says why if it cannot be relied on."""
         if os.environ.get("SOL_GYM_IDLE_CHECK") == "0":
             return "off: SOL_GYM_IDLE_CHECK=0"
+        self.flush()  # A kernel's first launch loads it, which a capture may not do.
+        torch.cuda.synchronize()
         stream = torch.cuda.Stream()
         writes = 1
         for _ in range(3):  # One write; as many as take the time wanted; again, with warm clocks.

@@ -276,7 +276,7 @@ def needed_folders() -> list[str]:
             found.add(os.path.dirname(os.path.dirname(os.path.realpath(path))))
     for parent in ("/run", "/tmp"):
         with contextlib.suppress(OSError):  # Sockets and files of NVIDIA's driver services.
-            found |= {f"{parent}/{n}" for n in os.listdir(parent) if n.startswith("nvidia-")}
+            found |= {f"{parent}/{n}" for n in os.listdir(parent) if n.startswith("nvidia")}
     real = {os.path.realpath(path) for path in found if os.path.isabs(path)}
     return sorted(path for path in real if os.path.exists(path) and path != "/")
 
