@@ -120,7 +120,9 @@ class Judge:
         request = Request(problem, solution, plan=replace(self.plan, repeats=10), timeout_s=120.0)
 
         def keep(series: Series) -> None:
-            measured.append(series.measure(graph=self.backend.kind == "cuda", overhead_s=0.0))
+            measured.append(
+                series.measure(graph=self.backend.kind == "cuda", calibration=Calibration())
+            )
 
         for _ in range(2):
             outcome = self._run(request, keep)
@@ -381,11 +383,11 @@ class _Run:
     def _measure(
         self, series: Series, workload: Workload, index: int, reference: Reference
     ) -> tuple[Measured, Series]:
-        overhead = self.judge.calibration.overhead_s
+        calibration = self.judge.calibration
         if not self.graph:
-            return series.measure(graph=False, overhead_s=overhead), series
+            return series.measure(graph=False, calibration=calibration), series
         try:
-            return series.measure(graph=True, overhead_s=overhead), series
+            return series.measure(graph=True, calibration=calibration), series
         except NotCapturable as error:
             reason = f"not captured in a CUDA graph: {error}"
         except Verdict as verdict:
@@ -400,7 +402,7 @@ class _Run:
         self._load()
         again = self._series(workload, index, reference)
         again.check()
-        measured = again.measure(graph=False, overhead_s=overhead)
+        measured = again.measure(graph=False, calibration=calibration)
         measured.marks.append(reason)
         return measured, again
 
