@@ -32,7 +32,7 @@ _FIRST_SETS = 16
 _SLOW_CALL_S = 0.5
 """Calls this long (interpreted Triton on a CPU) are repeated twice only."""
 _SLOW_REFERENCE_S = 0.02
-_CUSTOM_FILL_BUDGET_S = 0.1
+_CUSTOM_FILL_BUDGET_S = 0.04
 _random = secrets.SystemRandom()
 
 
