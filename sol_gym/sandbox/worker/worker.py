@@ -88,7 +88,8 @@ class Session:
 
     # -- loading and binding ------------------------------------------------------------------
 
-    def on_load(self, message: dict[str, Any]) -> dict[str, Any]:
+    def on_start(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Get the device ready. Nothing of a candidate is in this process yet: failing is the machine's fault."""
         import torch
 
         self.on_gpu = message["device"] == "cuda"
@@ -100,12 +101,26 @@ class Session:
             self.capture_stream = torch.cuda.Stream()
         else:
             torch.set_num_threads(message["threads"])
+        if message["arena"]:
+            self.on_arena(message["arena"])
+            self.arena[:1].tolist()  # It can be read, not only mapped.
+        return {"ok": True}
+
+    def on_load(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Run the candidate's module (or load its library)."""
         self.run, self.dps = loading.load(message)
         return {"ok": True, "dps": self.dps}
 
     def on_build(self, message: dict[str, Any]) -> dict[str, Any]:
         """Compile sources (in a worker that does nothing else)."""
         return {"ok": True, "library": building.build(message)}
+
+    def on_attempt(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Try to break out (in a worker that does nothing else; see `sol_gym.sandbox.doctor`)."""
+        from . import attempts
+
+        broke, detail = attempts.run(message["name"], message["about"] | {"page": self.page})
+        return {"ok": True, "broke": broke, "detail": detail}
 
     def on_unmap(self, message: dict[str, Any]) -> dict[str, Any]:
         """Let go of the arena and of everything cached, so that the judge can lay it out anew."""
