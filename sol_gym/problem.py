@@ -278,6 +278,15 @@ class SmokeProfile(_Model):
     workloads: list[Workload]
 
 
+class Recipe(_Model):
+    """Another way to draw a problem's inputs than its workloads say."""
+
+    description: str
+    """What it draws, and why one might want it."""
+    random: list[str]
+    """Inputs that are drawn by the rules of `sol_gym.draws` instead."""
+
+
 class Pack(_Open):
     """What we add to a public problem (`pack.json`)."""
 
@@ -295,6 +304,17 @@ class Pack(_Open):
     """Inputs no output depends on."""
     custom_inputs: list[str] = []
     """Inputs the reference's generator makes although the published workloads say `random`."""
+    recipes: dict[str, Recipe] = {}
+    """Named alternatives to how the workloads draw their inputs (`Problem.with_recipe`)."""
+    published_aliases: dict[str, str] = {}
+    """Output -> input that the published reference overwrites and returns as that output.
+
+    References here leave their inputs alone and return tensors of their own, and the judge rejects
+    a candidate that changes an input."""
+    zero_outputs: list[str] = []
+    """Outputs that are zero whatever the inputs, in the published reference too."""
+    rounding_sensitive: str = ""
+    """Why results turn on the last bit of an intermediate, so that float64 is no oracle."""
     strict: dict[str, Any] = {}
     """Hints for the strict input profile: input name -> what must vary."""
     smoke: SmokeProfile | None = None
