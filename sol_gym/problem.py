@@ -453,6 +453,25 @@ class Problem(_Model):
             root=self.root,
         )
 
+    def with_recipe(self, name: str) -> Problem:
+        """This problem with its inputs drawn by a named recipe of its pack.
+
+        Raises:
+            ProblemError: the pack has no such recipe.
+        """
+        recipes = {} if self.pack is None else self.pack.recipes
+        if name not in recipes:
+            known = f"it has {', '.join(recipes)}" if recipes else "it has none"
+            raise ProblemError(f"{self.id} has no input recipe {name!r}; {known}")
+        drawn = {input_name: RandomInput() for input_name in recipes[name].random}
+        return self.model_copy(
+            update={
+                "workloads": tuple(
+                    w.model_copy(update={"inputs": {**w.inputs, **drawn}}) for w in self.workloads
+                )
+            }
+        )
+
     def with_workloads(self, indices: list[int]) -> Problem:
         """This problem with some of its workloads, in the order given."""
         count = len(self.workloads)
