@@ -10,17 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.problems.formulas import assert_close, rms_normalized, rounded
+
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def _repeatable():
-    torch.manual_seed(0)
-
-
-def rounded(x):
-    """Round to bfloat16, and on in float64."""
-    return x.to(BF16).double()
 
 
 def as_double(inputs):
@@ -35,18 +27,6 @@ def redrawn(inputs, *names, center=0.0):
     """The inputs with the named ones replaced by normal draws around `center`."""
     drawn = {n: (center + 0.5 * torch.randn(inputs[n].shape)).to(inputs[n].dtype) for n in names}
     return inputs | drawn
-
-
-def assert_close(actual, expected, tolerance=1e-5):
-    """float32 accuracy, relative to the largest element."""
-    scale = expected.abs().max().item()
-    torch.testing.assert_close(
-        actual.double(), expected.double(), rtol=tolerance, atol=tolerance * scale
-    )
-
-
-def rms_normalized(x, eps):
-    return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps)
 
 
 def rotated(x, cos, sin):

@@ -6,47 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.problems.formulas import assert_near, cast, heads, rms_norm, rotated, rounded
+
 BF16 = torch.bfloat16
-
-
-def rounded(x):
-    """Round to bfloat16, and on in float64."""
-    return x.to(BF16).double()
-
-
-def cast(inputs, dtype):
-    """The inputs with all floating tensors in another dtype."""
-    return {
-        name: v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-        for name, v in inputs.items()
-    }
-
-
-def assert_near(actual, expected, rtol=2e-5):
-    """Equal up to float32 arithmetic, measured against the largest element."""
-    assert actual.shape == expected.shape
-    error = (actual.double() - expected.double()).abs().max()
-    assert error <= rtol * expected.abs().max()
-
-
-def rms_rstd(x, eps):
-    return torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + eps)
-
-
-def rms_norm(x, weight, eps):
-    return x * rms_rstd(x, eps) * weight
-
-
-def heads(x, head_dim):
-    """[batch, seq, heads * head_dim] to [batch, heads, seq, head_dim]."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-
-
-def rotated(x, cos, sin):
-    """Rotary embedding of the half-split form, from its two halves."""
-    half = x.shape[-1] // 2
-    x1, x2, c1, c2, s1, s2 = (h for t in (x, cos, sin) for h in (t[..., :half], t[..., half:]))
-    return torch.cat((x1 * c1 - x2 * s1, x2 * c2 + x1 * s2), dim=-1)
 
 
 def gelu_tanh(x):

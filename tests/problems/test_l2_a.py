@@ -10,39 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.problems.formulas import (
+    assert_close,
+    dense_experts,
+    in_float32,
+    merge_heads,
+    rounded,
+    split_heads,
+    swiglu,
+    upcast,
+)
+
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def _repeatable():
-    torch.manual_seed(0)
-
-
-def upcast(inputs, dtype):
-    """The inputs with every float tensor in `dtype`."""
-    return {
-        name: value.to(dtype)
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-        else value
-        for name, value in inputs.items()
-    }
-
-
-def in_float32(run, workload):
-    """Inputs on which a reference rounds to float32 at most, and their float64 copies."""
-    inputs = upcast(run.draw(workload), torch.float32)
-    return inputs, upcast(inputs, torch.float64)
-
-
-def assert_close(actual, expected, tolerance=1e-5):
-    """Accurate relative to the largest element."""
-    atol = tolerance * expected.abs().max().item()
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=atol)
-
-
-def rounded(x):
-    """Round to bfloat16, and on in float64."""
-    return x.to(BF16).double()
 
 
 def rms_norm(x, weight, eps):
@@ -65,14 +44,6 @@ def angles(position, dim, theta=10000.0):
     return angle.cos(), angle.sin()
 
 
-def split_heads(x, head_dim):
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-
-
-def merge_heads(x):
-    return x.transpose(1, 2).flatten(2)
-
-
 def attention(q, k, v, scale=None, mask=None, **options):
     return merge_heads(
         F.scaled_dot_product_attention(
@@ -85,18 +56,6 @@ def capped_attention(q, k, v, scale, cap, mask):
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
     scores = cap * torch.tanh(q @ k.mT * scale / cap) + mask
     return merge_heads(torch.softmax(scores, dim=-1) @ v)
-
-
-def swiglu(x, gate_weight, up_weight, down_weight):
-    return (F.silu(x @ gate_weight.mT) * (x @ up_weight.mT)) @ down_weight.mT
-
-
-def dense_experts(x, gate_weights, up_weights, down_weights, experts, weights):
-    """Every expert on every token, and the routing as a matrix [tokens, experts]."""
-    matrix = torch.zeros(len(x), len(gate_weights), dtype=x.dtype)
-    matrix = matrix.scatter_add(1, experts, weights.to(x.dtype))
-    y = swiglu(x, gate_weights, up_weights, down_weights)
-    return torch.einsum("ne,enh->nh", matrix, y)
 
 
 # ---- Decoder layers --------------------------------------------------------------------------

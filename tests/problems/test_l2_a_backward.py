@@ -6,10 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-
-@pytest.fixture(autouse=True)
-def _repeatable():
-    torch.manual_seed(0)
+from tests.problems.formulas import merge_heads, rotate_half, split_heads
 
 
 def upcast(inputs, dtype):
@@ -32,19 +29,6 @@ def assert_all_close(actual, expected, tolerance):
     for a, e in zip(actual, expected, strict=True):
         atol = tolerance * e.abs().max().item()
         torch.testing.assert_close(a.double(), e.double(), rtol=tolerance, atol=atol)
-
-
-def rotate_half(x):
-    half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-
-
-def split_heads(x, head_dim):
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-
-
-def merge_heads(x):
-    return x.transpose(1, 2).flatten(2)
 
 
 def attention(q, k, v, scale, **options):

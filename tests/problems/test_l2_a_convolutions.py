@@ -10,33 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-
-@pytest.fixture(autouse=True)
-def _repeatable():
-    torch.manual_seed(0)
-
-
-def upcast(inputs, dtype):
-    """The inputs with every float tensor in `dtype`."""
-    return {
-        name: value.to(dtype)
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-        else value
-        for name, value in inputs.items()
-    }
-
-
-def in_float32(run, workload):
-    """Inputs on which a reference rounds to float32 at most, and their float64 copies."""
-    inputs = upcast(run.draw(workload), torch.float32)
-    return inputs, upcast(inputs, torch.float64)
-
-
-def assert_close(actual, expected, tolerance=1e-5):
-    """Accurate relative to the largest element."""
-    atol = tolerance * expected.abs().max().item()
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=atol)
-
+from tests.problems.formulas import assert_close, in_float32, upcast
 
 # ---- Convolutions ----------------------------------------------------------------------------
 

@@ -6,53 +6,17 @@ that roundings drop out, unless a rounding is the point.
 
 import pytest
 import torch
-import torch.nn.functional as F
+
+from tests.problems.formulas import (
+    assert_close,
+    dense_experts,
+    in_float32,
+    rounded,
+    swiglu,
+    upcast,
+)
 
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def _repeatable():
-    torch.manual_seed(0)
-
-
-def upcast(inputs, dtype):
-    """The inputs with every float tensor in `dtype`."""
-    return {
-        name: value.to(dtype)
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-        else value
-        for name, value in inputs.items()
-    }
-
-
-def in_float32(run, workload):
-    """Inputs on which a reference rounds to float32 at most, and their float64 copies."""
-    inputs = upcast(run.draw(workload), torch.float32)
-    return inputs, upcast(inputs, torch.float64)
-
-
-def assert_close(actual, expected, tolerance=1e-5):
-    """Accurate relative to the largest element."""
-    atol = tolerance * expected.abs().max().item()
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=atol)
-
-
-def rounded(x):
-    """Round to bfloat16, and on in float64."""
-    return x.to(BF16).double()
-
-
-def swiglu(x, gate_weight, up_weight, down_weight):
-    return (F.silu(x @ gate_weight.mT) * (x @ up_weight.mT)) @ down_weight.mT
-
-
-def dense_experts(x, gate_weights, up_weights, down_weights, experts, weights):
-    """Every expert on every token, and the routing as a matrix [tokens, experts]."""
-    matrix = torch.zeros(len(x), len(gate_weights), dtype=x.dtype)
-    matrix = matrix.scatter_add(1, experts, weights.to(x.dtype))
-    y = swiglu(x, gate_weights, up_weights, down_weights)
-    return torch.einsum("ne,enh->nh", matrix, y)
 
 
 @pytest.mark.parametrize("normalise", [True, False])
