@@ -6,6 +6,7 @@ here, with the reference run on tensors without content; published figures are l
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict
@@ -70,7 +71,8 @@ class Card(_Record):
 
     id: str
     title: str
-    description: str | None
+    description: str
+    """What the reference says about itself: arguments, results, rounding."""
     source_model: str | None
     family: str
     direction: str
@@ -136,7 +138,7 @@ def make_card(
     return Card(
         id=problem.id,
         title=pack.title or definition.name,
-        description=definition.description if definition.description != pack.title else None,
+        description=_description(problem),
         source_model=pack.source_model,
         family=pack.family or definition.op_type or "",
         direction=pack.direction,
@@ -167,6 +169,17 @@ def make_card(
         workloads=tuple(cards),
         remarks=tuple(remarks),
     )
+
+
+def _description(problem: Problem) -> str:
+    """The docstrings of the reference and of its `run`, or else the definition's description."""
+    try:
+        module = ast.parse(problem.reference)
+    except SyntaxError:
+        return problem.definition.description or ""
+    functions = [n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "run"]
+    texts = [ast.get_docstring(node) for node in (module, *functions)]
+    return "\n\n".join(t for t in texts if t) or problem.definition.description or ""
 
 
 def _declared(pack: Pack) -> list[str]:
