@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import degenerate
 from .errors import ProblemError
 from .float64 import Codes, recording_codes, run_in_float64
 from .influence import InputTracker
 from .inputs import InputMaker
-from .problem import Pack, Problem, TensorArg, Tolerance, Workload, export_problem, load_problem
+from .problem import Pack, Problem, TensorArg, Workload, export_problem, load_problem
 from .sandbox.correctness import Comparison
 from .sandbox.reference import InvalidReference, Reference
 
@@ -31,7 +32,7 @@ _MAX_BYTES = 256 << 20
 
 def check_problem(problem: Problem) -> list[str]:
     """Faults of a problem, as messages for its author; empty if there are none."""
-    faults = [*check_tolerances(problem), *check_pack(problem), *check_export(problem)]
+    faults = [*degenerate.open_tolerances(problem), *check_pack(problem), *check_export(problem)]
     small = (
         problem.with_profile("smoke") if problem.pack and problem.pack.smoke else _smallest(problem)
     )
@@ -57,13 +58,6 @@ def check_problem(problem: Problem) -> list[str]:
 
 
 # ---- Rules about the files ------------------------------------------------------------------
-
-
-def check_tolerances(problem: Problem) -> Iterator[str]:
-    """A tolerance that accepts everything is no check."""
-    for workload in problem.workloads:
-        if workload.tolerance.required_matched_ratio <= 0:
-            yield f"workload {workload.uuid}: required_matched_ratio is 0, which accepts any output"
 
 
 def check_pack(problem: Problem) -> Iterator[str]:
@@ -115,8 +109,8 @@ class _Seen:
     influential_scalars: set[str] = field(default_factory=set)
     varying: set[str] = field(default_factory=set)
     """Inputs that differ between draws."""
-    varied: set[str] = field(default_factory=set)
-    """Outputs that differ between draws."""
+    constancy: dict[str, list[str]] = field(default_factory=dict)
+    """Output -> how it was constant in every workload so far in which it has elements."""
     not_zero: set[str] = field(default_factory=set)
 
 
@@ -137,8 +131,8 @@ def check_workload(
     """
     seen = seen or _Seen()
     declared = problem.outputs(workload)
-    used = InputMaker(problem, workload, "cpu", seed=1).draw()
-    inputs = _copies(used)
+    inputs = InputMaker(problem, workload, "cpu", seed=1).draw()
+    used = degenerate.copies(inputs)
     tensors = {name: value for name, value in used.items() if isinstance(value, Tensor)}
     tracker = InputTracker(tensors)
     with recording_codes() as codes, tracker:
@@ -146,45 +140,46 @@ def check_workload(
     for name, result in results.items():
         seen.influence.setdefault(name, set()).update(tracker.names(result))
 
-    for name, before in inputs.items():
-        if not _same(before, used[name]):
-            yield f"the reference changes its input {name!r}; it must leave its arguments alone"
+    yield from degenerate.changed_inputs(inputs, used)
     yield from _shared_memory(tensors, results)
-    for name, result in results.items():
-        if _has_values(result) and bool(torch.isnan(result).any()):
-            yield f"output {name!r} has NaN"
-
-    again = reference(list(_copies(inputs).values()), declared)
-    for (name, first), second in zip(results.items(), again, strict=True):
-        if not Comparison(Tolerance(allow_negative_inf=True)).add(name, second, first):
-            yield f"output {name!r} differs between two runs on the same inputs"
-
-    yield from _check_unread(problem, inputs, results, reference)
+    yield from degenerate.not_finite_outputs(results, workload.tolerance)
+    again = degenerate.run_on_copies(reference, inputs, declared)
+    yield from degenerate.unrepeatable_outputs(results, again, workload.tolerance)
+    yield from _check_unread(problem, inputs, results, reference, declared)
     yield from _check_float64(problem, workload, inputs, results, codes, reference)
 
     other_inputs = InputMaker(problem, workload, "cpu", seed=2).draw()
-    other = reference(list(other_inputs.values()), declared)
-    seen.varying |= {k for k, value in inputs.items() if not _same(value, other_inputs[k])}
-    seen.varied |= {k for (k, a), b in zip(results.items(), other, strict=True) if not _same(a, b)}
-    seen.not_zero |= {name for name, result in results.items() if bool(_raw(result).any())}
+    other = degenerate.run_on_copies(reference, other_inputs, declared)
+    seen.varying |= {k for k, v in inputs.items() if not degenerate.same(v, other_inputs[k])}
+    for name, result in results.items():
+        if not result.numel():
+            continue
+        found = degenerate.constancy(result, other[name])
+        seen.constancy[name] = [c for c in seen.constancy.get(name, found) if c in found]
+        if degenerate.ZERO not in found:
+            seen.not_zero.add(name)
     for name in set(inputs) - set(tensors) - seen.influential_scalars:
-        if _scalar_matters(name, inputs, results, reference):
+        value = degenerate.other_value(inputs[name])
+        reads = degenerate.depends_on(name, value, inputs, results, reference, declared)
+        if reads is not False:
             seen.influential_scalars.add(name)
 
 
 def _check_unread(
-    problem: Problem, inputs: dict[str, Any], results: dict[str, Tensor], reference: Reference
+    problem: Problem,
+    inputs: dict[str, Any],
+    results: dict[str, Tensor],
+    reference: Reference,
+    declared: dict[str, TensorArg],
 ) -> Iterator[str]:
     """Inputs declared as unread can hold anything."""
-    unread = [name for name in _pack(problem).unread_inputs if name in inputs]
-    if not unread:
-        return
-    poisoned = _copies(inputs) | {name: _poison(inputs[name]) for name in unread}
-    with torch.no_grad():
-        outcome = reference.run(*poisoned.values())
-    for (name, expected), result in zip(results.items(), _as_list(outcome), strict=True):
-        if not _same(expected, result):
-            yield f"output {name!r} changes with the inputs that pack.json calls unread: {unread}"
+    for name in _pack(problem).unread_inputs:
+        if name not in inputs:
+            continue  # `check_pack` says so.
+        value = _poison(inputs[name])
+        reads = degenerate.depends_on(name, value, inputs, results, reference, declared)
+        if reads is not False:
+            yield f"an output changes with input {name!r}, which pack.json calls unread"
 
 
 def _check_float64(
@@ -199,7 +194,7 @@ def _check_float64(
     if _pack(problem).rounding_sensitive:
         return
     try:
-        exact = run_in_float64(reference.run, list(_copies(inputs).values()), codes)
+        exact = run_in_float64(reference.run, list(degenerate.copies(inputs).values()), codes)
     except Exception as error:
         yield f"the reference cannot be run in float64: {type(error).__name__}: {error}"
         return
@@ -232,14 +227,24 @@ def check_outputs(problem: Problem, seen: _Seen) -> Iterator[str]:
     """An output that is always the same is matched by a kernel that computes nothing."""
     zeros = _pack(problem).zero_outputs
     for name in problem.definition.outputs:
+        if name not in seen.constancy:
+            yield f"output {name!r} has no elements in any workload"
+            continue
+        constancy = seen.constancy[name]
         if name in zeros:
             if name in seen.not_zero:
                 yield f"output {name!r} is not zero, although pack.json lists it in zero_outputs"
-        elif name not in seen.not_zero:
-            yield f"output {name!r} is all zeros; if it is so by definition, list it in zero_outputs"
-        elif name not in seen.varied and seen.influence[name] & seen.varying:
-            yield f"output {name!r} is the same for different inputs"
-    if seen.varying and not seen.varied:
+            continue
+        if not seen.influence[name] & seen.varying:
+            constancy = [c for c in constancy if c != degenerate.SAME]
+        if constancy:
+            hint = (
+                "; if it is so by definition, list it in zero_outputs in pack.json"
+                if constancy[0] == degenerate.ZERO
+                else ""
+            )
+            yield f"output {name!r} is {constancy[0]}{hint}"
+    if seen.varying and all(degenerate.SAME in c for c in seen.constancy.values()):
         yield "no output depends on the inputs"
 
 
@@ -263,68 +268,18 @@ def _shared_memory(tensors: dict[str, Tensor], results: dict[str, Tensor]) -> It
         owners[memory] = f"output {name!r}"
 
 
-def _scalar_matters(
-    name: str, inputs: dict[str, Any], results: dict[str, Tensor], reference: Reference
-) -> bool:
-    value = inputs[name]
-    if isinstance(value, bool):
-        changed: Any = not value
-    elif isinstance(value, int):
-        changed = 2 * value or 1
-    else:
-        changed = 2 * value + 0.1 if math.isfinite(value) else 1.0
-    try:
-        with torch.no_grad():
-            outcome = reference.run(*(_copies(inputs) | {name: changed}).values())
-    except Exception:
-        return True
-    return not all(map(_same, _as_list(outcome), results.values()))
-
-
 def _poison(value: Any) -> Any:
     if isinstance(value, Tensor):
         return torch.full_like(value, math.nan if value.is_floating_point() else -1)
     return math.nan if isinstance(value, float) else -1
 
 
-def _copies(inputs: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.clone() if isinstance(v, Tensor) else v for k, v in inputs.items()}
-
-
-def _as_list(returned: Any) -> list[Tensor]:
-    if isinstance(returned, dict):
-        returned = tuple(returned.values())
-    return list(returned) if isinstance(returned, tuple | list) else [returned]
-
-
-def _has_values(tensor: Tensor) -> bool:
-    """Whether torch can compare it: not packed FP4, nor FP8."""
-    return tensor.is_floating_point() and tensor.dtype.itemsize > 1
-
-
 def _smallest(problem: Problem) -> Problem | None:
     def size(index: int) -> int:
-        workload = problem.workloads[index]
-        tensors: list[TensorArg] = [
-            *problem.tensors(workload).values(),
-            *problem.outputs(workload).values(),
-        ]
-        return sum(t.nbytes for t in tensors)
+        return problem.declared_bytes(problem.workloads[index])
 
     best = min(range(len(problem.workloads)), key=size)
     return problem.with_workloads([best]) if size(best) <= _MAX_BYTES else None
-
-
-def _same(a: Any, b: Any) -> bool:
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        return bool(a == b)
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(_raw(a), _raw(b))
-
-
-def _raw(tensor: Tensor) -> Tensor:
-    if not tensor.numel():
-        return torch.empty(0, dtype=torch.uint8)
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sol_gym.checking import check_problem
-from sol_gym.problem import Pack, ScalarInput, SmokeProfile, TensorSpec
+from sol_gym.problem import AxisConst, Pack, ScalarInput, SmokeProfile, TensorSpec
 from sol_gym.problems import list_ids, load
 
 KEEPS = "import torch\n\ndef run(x, weight):\n    return "
@@ -49,7 +49,7 @@ def test_a_value_that_python_reads_has_influence(toy):
 
 
 def test_an_input_declared_as_unread_must_not_matter(toy):
-    assert "changes with the inputs that pack.json calls unread" in faults_of(
+    assert "an output changes with input 'weight', which pack.json calls unread" in faults_of(
         toy, "x * weight", unread_inputs=["weight"]
     )
 
@@ -86,7 +86,7 @@ def test_an_alias_must_fit_and_stem_from_its_input(toy):
 
 def test_an_output_of_zeros_must_be_declared(toy):
     zeros = "torch.zeros_like(x)"
-    assert "output 'y' is all zeros" in faults_of(toy, zeros)
+    assert "output 'y' is zero throughout" in faults_of(toy, zeros)
     assert faults_of(toy, zeros, zero_outputs=["y"], unread_inputs=["x", "weight"]) == (
         "no output depends on the inputs"
     )
@@ -94,9 +94,21 @@ def test_an_output_of_zeros_must_be_declared(toy):
 
 
 def test_an_output_that_saturates_is_the_same_for_all_inputs(toy):
-    assert "output 'y' is the same for different inputs" in faults_of(
-        toy, "(x * weight).clamp(7, 7)"
+    assert "output 'y' is one value throughout" in faults_of(toy, "(x * weight).clamp(7, 7)")
+    steps = "(x * weight).clamp(0, 0) + torch.arange(256, dtype=x.dtype)"
+    assert "output 'y' is the same for other inputs" in faults_of(toy, steps)
+
+
+def test_an_output_without_elements_is_named(toy):
+    nothing = TensorSpec(shape=["rows", "none"], dtype="bfloat16")
+    axes = toy.definition.axes | {"none": AxisConst(value=0)}
+    empty = changed(
+        toy,
+        KEEPS + "x * weight, x.new_empty(len(x), 0)\n",
+        outputs=toy.definition.outputs | {"z": nothing},
+        axes=axes,
     )
+    assert "output 'z' has no elements" in "; ".join(check_problem(empty))
 
 
 def test_two_runs_must_agree(toy):

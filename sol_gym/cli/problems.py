@@ -12,12 +12,17 @@ from rich.table import Table
 
 from ..errors import ProblemError
 from ..problem import Pack, Problem, ProfileName, load_problem
-from . import render
+from . import foreign, render
 
 
 @click.group()
 def problems() -> None:
-    """List, show and check problems."""
+    """List, show, check, import, export and audit problems."""
+
+
+problems.add_command(foreign.import_)
+problems.add_command(foreign.export)
+problems.add_command(foreign.audit)
 
 
 def _problem(name: str) -> Problem:
@@ -108,7 +113,12 @@ def _memory_limit(text: str) -> int:
 )
 @click.option("--profile", type=click.Choice(["full", "smoke"]), default="full", show_default=True)
 @click.option("--recipe", help="Draw the inputs by one of the problem's named recipes.")
-@click.option("--bounds/--no-bounds", default=True, help="Compute our bounds (some seconds).")
+@click.option(
+    "--bounds/--no-bounds",
+    default=None,
+    help="Compute our bounds (some seconds), which runs the reference. Default: for problems of the "
+    "library, not for folders, whose code one may want to read first.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the card as JSON.")
 @click.option("--reference", "with_reference", is_flag=True, help="Print the reference too.")
 def show(
@@ -116,7 +126,7 @@ def show(
     device: str,
     profile: ProfileName,
     recipe: str | None,
-    bounds: bool,
+    bounds: bool | None,
     as_json: bool,
     with_reference: bool,
 ) -> None:
@@ -127,6 +137,8 @@ def show(
     chosen = _problem(problem).with_profile(profile)
     if recipe is not None:
         chosen = chosen.with_recipe(recipe)
+    if bounds is None:
+        bounds = not Path(problem).exists()
     with render.progress("analyzing", quiet=as_json) as update:
         card = make_card(chosen, get_device(device), bounds=bounds, on_progress=update)
     if as_json:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from .. import baselines
 from ..device import Device
 from ..errors import BoundError
-from ..problem import Pack, Problem, Tolerance, Workload
+from ..problem import Definition, Pack, Problem, Tolerance, Workload
 
 
 class _Record(BaseModel):
@@ -145,11 +145,7 @@ def make_card(
         precision=pack.precision,
         profile=problem.profile,
         device=device.key,
-        constants={
-            name: getattr(axis, "value", None) or getattr(axis, "expression", 0)
-            for name, axis in definition.axes.items()
-            if axis.type != "var"
-        },
+        constants=_constants(definition),
         inputs=tuple(
             TensorCard(
                 name=name,
@@ -171,14 +167,26 @@ def make_card(
     )
 
 
+def _constants(definition: Definition) -> dict[str, int | str]:
+    constants: dict[str, int | str] = {}
+    for name, axis in definition.axes.items():
+        if axis.type == "const":
+            constants[name] = axis.value
+        elif axis.type == "expr":
+            constants[name] = axis.expression
+    return constants
+
+
 def _description(problem: Problem) -> str:
     """The docstrings of the reference and of its `run`, or else the definition's description."""
     try:
         module = ast.parse(problem.reference)
     except SyntaxError:
         return problem.definition.description or ""
-    functions = [n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "run"]
-    texts = [ast.get_docstring(node) for node in (module, *functions)]
+    texts = [ast.get_docstring(module)]
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "run":
+            texts.append(ast.get_docstring(node))
     return "\n\n".join(t for t in texts if t) or problem.definition.description or ""
 
 

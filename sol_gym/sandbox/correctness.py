@@ -43,6 +43,11 @@ class Comparison:
         for start in range(0, total, _CHUNK):
             a = _as_float(flat_got[start : start + _CHUNK])
             b = _as_float(flat_expected[start : start + _CHUNK])
+            quick = _all_within(a, b, tolerance)
+            if quick is not None:
+                worst_absolute = max(worst_absolute, quick[0])
+                worst_relative = max(worst_relative, quick[1])
+                continue
             finite = torch.isfinite(a) & torch.isfinite(b)
             same_inf = (a == b) & torch.isinf(b)
             if not tolerance.allow_negative_inf:
@@ -111,6 +116,31 @@ class Comparison:
             has_inf=self.has_inf,
             mismatch=self.mismatch,
         )
+
+
+def _all_within(
+    a: torch.Tensor, b: torch.Tensor, tolerance: Tolerance
+) -> tuple[float, float] | None:
+    """Largest absolute and relative error if every element passes and is finite, else None.
+
+    The usual case, at half the passes over memory that telling the exceptions apart takes.
+    """
+    if not a.numel():
+        return 0.0, 0.0
+    difference = (a - b).abs_()
+    magnitude = b.abs()
+    relative = (difference / magnitude.clamp_min(1e-12)).masked_fill_(
+        difference <= tolerance.max_atol, 0
+    )
+    passes = difference <= magnitude.mul_(tolerance.max_rtol).add_(tolerance.max_atol)
+    # NaN or an infinity on either side makes the difference NaN or infinite.
+    figures = torch.stack(
+        [passes.all().double(), difference.max().double(), relative.max().double()]
+    )
+    all_pass, absolute, worst = figures.tolist()
+    if not all_pass or not absolute < float("inf"):
+        return None
+    return absolute, worst
 
 
 def _not_finite_where_expected_is(

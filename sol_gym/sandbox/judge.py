@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -29,7 +27,7 @@ from ..solution import Solution
 from .backend import backend_for
 from .build import BuildCache, FlagRefused, binding_of, checked_flags
 from .correctness import Comparison
-from .process import Limits, Worker, WorkerGone, Zygote, remove_tree
+from .process import Limits, Worker, WorkerGone, Zygote, make_scratch
 from .reference import InvalidReference, Reference
 from .series import NotCapturable, Series, Verdict, accepted, decide
 from .stages import Stages
@@ -38,7 +36,6 @@ from .worker import wire
 
 Progress = Callable[[str, int, int], None]
 _BUILD_TIMEOUT_S = 240.0
-_SCRATCH = "sol_gym-judge-"
 
 
 @dataclass
@@ -89,15 +86,11 @@ class Judge:
     ):  # fmt: skip
         self.plan = plan or Plan()
         self.limits = limits or Limits()
-        if device.key == "cpu" and self.limits.address_space_bytes is None:
-            # CUDA reserves address space by the terabyte; without it a limit can be set.
-            self.limits = replace(
-                self.limits, address_space_bytes=4 * self.limits.memory_bytes + (8 << 30)
-            )
+        if device.key == "cpu":
+            self.limits = self.limits.without_cuda()
         self.zygote = Zygote(on_gpu=device.key != "cpu")
         try:
-            remove_abandoned_scratch()
-            self.scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")).resolve()
+            self.scratch = make_scratch()
             self.backend = backend_for(device)
         except BaseException:
             self.zygote.close()
@@ -435,19 +428,6 @@ class _Run:
     def _check_cancelled(self) -> None:
         if self.request.cancelled():
             raise Cancelled
-
-
-def remove_abandoned_scratch() -> None:
-    """Remove scratch folders of judges that were killed before they could do so themselves."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        pid = path.name.removeprefix(_SCRATCH).split("-")[0]
-        with contextlib.suppress(OSError):
-            if (
-                pid.isdigit()
-                and not Path("/proc", pid).exists()
-                and path.lstat().st_uid == os.getuid()
-            ):
-                remove_tree(path)
 
 
 def own_folders() -> list[str]:

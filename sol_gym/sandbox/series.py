@@ -32,7 +32,7 @@ _FIRST_SETS = 16
 _SLOW_CALL_S = 0.5
 """Calls this long (interpreted Triton on a CPU) are repeated twice only."""
 _SLOW_REFERENCE_S = 0.02
-_CUSTOM_FILL_BUDGET_S = 0.25
+_CUSTOM_FILL_BUDGET_S = 0.1
 _random = secrets.SystemRandom()
 
 
@@ -46,6 +46,10 @@ class Verdict(Exception):
 
 class NotCapturable(Exception):
     """The solution cannot run inside a CUDA graph; the worker may be unusable now."""
+
+
+class OutOfMemory(NotCapturable):
+    """The captured calls do not fit into device memory together; fewer may."""
 
 
 def accepted(reply: dict[str, Any]) -> dict[str, Any]:
@@ -95,6 +99,8 @@ class Series:
         self.mapped: MappedOutputs | None = None
         self._held: torch.Tensor | None = None
         self._mode = "eager"
+        self.used = 1
+        """The first so many sets of the layout take part."""
         self.call_s = self.reference_s = self.fill_s = 0.0
         self._ticket = secrets.randbits(32)
 
@@ -108,8 +114,14 @@ class Series:
 
     # -- inputs and outputs -------------------------------------------------------------------
 
-    def _bind(self, n: int, *, draw: bool = False) -> None:
-        """Lay out `n` sets and tell the worker; `draw` fills them, with NaN between the slots."""
+    def _use(self, n: int) -> None:
+        """Let `n` sets take part; the layout stays as it is if it has as many."""
+        if n > self.layout.n:
+            self._bind(n)
+        self.used = n
+
+    def _bind(self, n: int, *, draw: int = 0) -> None:
+        """Lay out `n` sets and tell the worker; fill the first `draw`, with NaN between the slots."""
         self.unmap()
         self.layout = layout = Layout.plan(self.problem, self.workload, n)
         wanted = layout.input_bytes + layout.output_bytes
@@ -118,6 +130,7 @@ class Series:
         remap = self.arena.ensure(wanted)
         if remap:
             self._ask(remap)
+        self.used = draw or n
         if draw:
             self.arena.bytes[: layout.input_bytes].fill_(0xFF)
         if draw or self.varying:
@@ -145,14 +158,15 @@ class Series:
         self.targets = self.arena.bytes[layout.input_bytes : wanted]
 
     def _fill(self) -> None:
-        """Fresh inputs in every set."""
+        """Fresh inputs in every set that is in use."""
         start = time.perf_counter()
         views = {
-            name: slot.view(self.arena.bytes, self.layout.n)
+            name: slot.view(self.arena.bytes, self.used)
             for name, slot in self.layout.inputs.items()
         }
         with self.stages.timed("inputs"):
-            self.scalars = self.maker.fill(views, self.layout.n)
+            scalars = self.maker.fill(views, self.used)
+            self.scalars = scalars + scalars[:1] * (self.layout.n - self.used)
             self.backend.synchronize()
         self.fill_s = time.perf_counter() - start
 
@@ -163,7 +177,7 @@ class Series:
                 for index in range(self.mapped.count):
                     self.mapped.raw(index)[position].fill_(byte)
             else:
-                self.targets[slot.offset : slot.offset + self.layout.n * slot.stride].fill_(byte)
+                self.targets[slot.offset : slot.offset + self.used * slot.stride].fill_(byte)
 
     def _raw_outputs(self, index: int) -> list[torch.Tensor]:
         if self.mapped:
@@ -215,7 +229,7 @@ class Series:
         a_set = sum(map(slot_bytes, tensors.values())) + sum(map(slot_bytes, self.outputs.values()))
         most = min(self.backend.max_sets, max(1, self.backend.memory_cap() // max(a_set, 1)))
         if any(isinstance(spec, CustomInput) for spec in self.workload.inputs.values()):
-            per_set = self.fill_s / self.layout.n
+            per_set = self.fill_s / self.used
             most = min(most, max(8, int(_CUSTOM_FILL_BUDGET_S / max(per_set, 1e-6))))
         return most
 
@@ -225,8 +239,9 @@ class Series:
         """Correctness rounds on fresh inputs; raises `Verdict` at the first failure."""
         with self.stages.timed("correctness"):
             self.layout = Layout.plan(self.problem, self.workload, 1)
-            rounds = max(1, min(self.plan.rounds, self._most_sets()))
-            self._bind(rounds, draw=True)
+            most = self._most_sets()
+            rounds = max(1, min(self.plan.rounds, most))
+            self._bind(max(rounds, min(_FIRST_SETS, most)), draw=rounds)
             self._poison_outputs()
             privates = [self._private(i) for i in range(rounds)]
             self.backend.synchronize()
@@ -248,7 +263,7 @@ class Series:
         most = self._most_sets()
         with self.stages.timed("capture"):
             per_call = self._settle_sets(most, overhead_s)
-        measured = Measured(n_sets=self.layout.n, mode=self._mode_name())
+        measured = Measured(n_sets=self.used, mode=self._mode_name())
         with self.stages.timed("batches"):
             slow = per_call >= _SLOW_CALL_S
             self._repeat(measured, min(2, self.plan.repeats) if slow else self.plan.repeats)
@@ -267,7 +282,7 @@ class Series:
         """
         n = min(_FIRST_SETS, sets_for(self.call_s, self.backend.batch_s, most))
         while True:
-            self._bind(n)
+            self._use(n)
             self._prepare("prepare", self._mode, n)
             judge, own = self._batch()
             per_call = max(judge - overhead_s, own, 0.0) / n
@@ -308,7 +323,8 @@ class Series:
         if reply.get("ok") is not True:
             if reply.get("kind") in ("shape", "dtype"):
                 accepted(reply)
-            raise NotCapturable(str(reply.get("message")).split("\n")[0][:200])
+            kind = OutOfMemory if reply.get("kind") == "memory" else NotCapturable
+            raise kind(str(reply.get("message")).split("\n")[0][:200])
         if reply["outputs"]:
             if len(reply["outputs"]) != n:
                 raise ValueError(f"{len(reply['outputs'])} calls captured, expected {n}")
@@ -354,7 +370,7 @@ class Series:
 
     def _batch(self) -> tuple[float, float]:
         """One timed batch: seconds by the judge's clock and by the worker's."""
-        n = self.layout.n
+        n = self.used
         if self.varying:
             self._renew_scalars(partial(self._prepare, "prepare", self._mode, n))
         self._ticket += 1
@@ -415,17 +431,29 @@ class Series:
             plan.append(row)
         return plan
 
+    def _prepare_singles(self, pool: int) -> int:
+        """One graph a set, for `pool` sets or fewer; returns for how many.
+
+        Graphs of their own share no memory for intermediates. Where even two do not fit, the calls
+        are eager: slower, but a candidate cannot get out of the single requests by asking for memory.
+        """
+        for sets, mode in ((pool, self._mode), (2, self._mode), (2, "eager")):
+            self._use(sets)
+            prepare = partial(self._prepare, "prepare_singles", mode, sets)
+            try:
+                if self.varying:
+                    self._renew_scalars(prepare)
+                else:
+                    prepare()
+                break
+            except OutOfMemory:
+                continue
+        return sets
+
     def _singles(self, measured: Measured, per_call: float, most: int) -> None:
         """Ask for sets one by one in a secret order; sets never asked for must stay poisoned."""
-        asks = self.plan.asks(per_call, most)
-        pool = min(most, 2 * asks)
-        if pool > self.layout.n:
-            self._bind(pool)
-        prepare = partial(self._prepare, "prepare_singles", self._mode, pool)
-        if self.varying:
-            self._renew_scalars(prepare)
-        else:
-            prepare()
+        pool = self._prepare_singles(min(most, 2 * self.plan.asks(per_call, most)))
+        asks = pool // 2
         words, worker = self.worker.page.words, self.worker
         words[wire.ASK] = words[wire.ANSWER] = 0
         self._ask({"cmd": "singles"})

@@ -106,6 +106,20 @@ def test_a_card_shows_what_to_compute_and_the_times_to_beat():
     assert card["title"] and "hidden_states" in {tensor["name"] for tensor in card["inputs"]}
 
 
+def test_showing_a_folder_does_not_run_its_code(folder, tmp_path):
+    trace = tmp_path / "ran"
+    reference = folder / "reference.py"
+    reference.write_text(f"open({str(trace)!r}, 'w')\n" + reference.read_text())
+    definition = json.loads((folder / "definition.json").read_text())
+    definition.pop("reference", None)
+    (folder / "definition.json").write_text(json.dumps(definition))
+    shown = sol_gym("problems", "show", str(folder), "--reference")
+    assert shown.returncode == 0, shown.stderr
+    assert "open(" in shown.stdout and not trace.exists()
+    assert sol_gym("problems", "show", str(folder), "--bounds").returncode == 0
+    assert trace.exists()
+
+
 def test_check_finds_a_reference_that_lies_about_its_output(folder):
     reference = folder / "reference.py"
     definition = json.loads((folder / "definition.json").read_text())
