@@ -3,7 +3,8 @@
 The reference runs at full size on meta tensors, which have shapes but no storage, under a mode that
 adds up what is alive after every operation. Integers and booleans stay real, since they decide
 shapes: page tables, sequence bounds, routing. Where integers are made from floats (a top-k over
-logits), uniformly random ones take their place, as the published draws give them.
+logits), uniformly random ones take their place, as the published draws give them, and counts of
+such integers are even.
 
 The figure is the tensors' own bytes. It leaves out what an allocator adds by rounding and what
 libraries take as workspace, so it is an estimate, and mostly a slight underestimate.
@@ -92,6 +93,8 @@ class _WithoutFloats(LiveBytes):
             return 0.5 if first.is_floating_point() else 1
         if name == "nonzero":
             return torch.nonzero(torch.rand(first.shape) < 0.5)
+        if name == "bincount":
+            return _even_counts(first.numel(), *args[1:], **kwargs)
         if func._schema.is_mutable and not first.is_meta:
             return first  # Written from floats that have no values; only its size matters.
         if kwargs.get("device") is not None:
@@ -187,6 +190,15 @@ def _random_indices(tensor: Tensor, length: int) -> Tensor:
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         return tensor
     return torch.randint(0, max(length, 1), tensor.shape, dtype=tensor.dtype)
+
+
+def _even_counts(total: int, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """`total` elements spread over bins, as uniform draws do on average."""
+    if weights is not None or minlength == 0:
+        raise NotImplementedError("bincount of unknown values with weights, or without minlength")
+    counts = torch.full((minlength,), total // minlength)
+    counts[: total % minlength] += 1
+    return counts
 
 
 def _memory(tensor: Tensor) -> int:

@@ -92,6 +92,16 @@ def test_masks_beyond_any_machine_cost_nothing():
     assert reference_peak_bytes(problem, problem.workloads[0]) >= 5 * 5000 * 5000
 
 
+def test_counts_of_unknown_integers_are_even_and_complete():
+    source = (
+        "import torch\ndef run(x):\n    rows = x.argmax(-1, keepdim=True).expand(x.shape)\n"
+        "    parts = torch.bincount(rows.flatten(), minlength=7).tolist()\n"
+        "    return torch.cat(x.flatten().split(parts)).view(x.shape)"
+    )
+    problem = big(source, 5000)
+    assert reference_peak_bytes(problem, problem.workloads[0]) >= 4 * 5000 * 5000
+
+
 def test_the_random_state_is_as_before():
     problem = load("L2/008", profile="smoke")
     torch.manual_seed(3)
