@@ -117,9 +117,9 @@ def needed_bytes(problem_id: str) -> list[int]:
     peaks = reference_peak_bytes(problem.id) or [None] * len(problem.workloads)
     needed = []
     for workload, peak in zip(problem.workloads, peaks, strict=True):
-        inputs = sum(t.nbytes for t in problem.tensors(workload).values())
-        outputs = sum(t.nbytes for t in problem.outputs(workload).values())
-        needed.append(inputs + outputs + (outputs if peak is None else peak))
+        if peak is None:
+            peak = sum(t.nbytes for t in problem.outputs(workload).values())
+        needed.append(problem.declared_bytes(workload) + peak)
     return needed
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from sol_gym.footprint import reference_peak_bytes
+from sol_gym.paths import write_atomically
 from sol_gym.problems import list_ids, load, resolve
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -44,8 +45,8 @@ def write(file: Path, rows: dict[str, list[int | None]]) -> None:
     """One problem a line, in library order."""
     lines = [f"{json.dumps(i)}:{json.dumps(rows[i], separators=(',', ':'))}" for i in list_ids() if i in rows]  # fmt: skip
     body = ",\n".join(lines)
-    file.write_text(
-        f'{{"reference_peak_bytes":{json.dumps(METHOD)},\n"problems":{{\n{body}\n}}}}\n'
+    write_atomically(
+        file, f'{{"reference_peak_bytes":{json.dumps(METHOD)},\n"problems":{{\n{body}\n}}}}\n'
     )
 
 
