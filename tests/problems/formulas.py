@@ -7,7 +7,7 @@ BF16 = torch.bfloat16
 
 
 def cast(inputs, dtype):
-    """The inputs with all floating tensors in another dtype."""
+    """The inputs with all floating tensors in another dtype; all else as it is."""
     return {
         name: v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v
         for name, v in inputs.items()
@@ -23,25 +23,17 @@ def dense_experts(x, gate_weights, up_weights, down_weights, experts, weights):
 
 
 def doubles(inputs):
-    return {
-        name: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-        for name, v in inputs.items()
-    }
+    return cast(inputs, torch.float64)
 
 
 def exact(x):
     return x
 
 
-def heads(x, head_dim):
-    """[batch, seq, heads * head_dim] to [batch, heads, seq, head_dim]."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-
-
 def in_float32(run, workload):
     """Inputs on which a reference rounds to float32 at most, and their float64 copies."""
-    inputs = upcast(run.draw(workload), torch.float32)
-    return inputs, upcast(inputs, torch.float64)
+    inputs = cast(run.draw(workload), torch.float32)
+    return inputs, cast(inputs, torch.float64)
 
 
 def merge_heads(x):
@@ -82,21 +74,12 @@ def silu(x):
 
 
 def split_heads(x, head_dim):
+    """[batch, seq, heads * head_dim] to [batch, heads, seq, head_dim]."""
     return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
 
 
 def swiglu(x, gate_weight, up_weight, down_weight):
     return (F.silu(x @ gate_weight.mT) * (x @ up_weight.mT)) @ down_weight.mT
-
-
-def upcast(inputs, dtype):
-    """The inputs with every float tensor in `dtype`."""
-    return {
-        name: value.to(dtype)
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-        else value
-        for name, value in inputs.items()
-    }
 
 
 def assert_close(actual, expected, tolerance=1e-5):
@@ -111,7 +94,7 @@ def assert_near(actual, expected, rtol=2e-5):
     """Equal up to float32 arithmetic, measured against the largest element."""
     assert actual.shape == expected.shape
     error = (actual.double() - expected.double()).abs().max()
-    assert error <= rtol * expected.abs().max()
+    assert error <= rtol * expected.abs().max(), f"off by {error / expected.abs().max():.1e}"
 
 
 def equal_share(actual, expected):

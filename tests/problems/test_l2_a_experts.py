@@ -9,11 +9,11 @@ import torch
 
 from tests.problems.formulas import (
     assert_close,
+    cast,
     dense_experts,
     in_float32,
     rounded,
     swiglu,
-    upcast,
 )
 
 BF16 = torch.bfloat16
@@ -36,7 +36,7 @@ def test_softmax_router_and_experts(reference, normalise):
 def test_softmax_router_and_experts_round_at_every_step(reference, assert_same_rounding):
     run = reference("L2/008")
     inputs = run.draw(run.workloads[0])
-    i = upcast(inputs, torch.float64)
+    i = cast(inputs, torch.float64)
     x = i["hidden_states"].flatten(0, 1)
     probabilities = rounded(torch.softmax(rounded(x @ i["gate_weight"].T), dim=-1))
     top, experts = probabilities.topk(9)
@@ -81,7 +81,7 @@ def test_float32_experts_are_summed_with_a_rounding_each(
 ):
     run = reference(problem_id)
     inputs = run.draw(run.workloads[1])
-    x, weights, experts, *matrices = upcast(inputs, torch.float64).values()
+    x, weights, experts, *matrices = cast(inputs, torch.float64).values()
     x = x.view(-1, x.shape[-1])
     y = swiglu(x, *matrices)[experts, torch.arange(len(x)).unsqueeze(1)]
     expected = folded(rounded(y * weights.unsqueeze(-1)), experts)
@@ -98,7 +98,7 @@ def rounding_swiglu(x, gate_weight, up_weight, down_weight):
 def test_routed_and_shared_expert_round_at_every_step(reference, assert_same_rounding):
     run = reference("L2/013")
     inputs = run.draw(run.workloads[0])
-    i = upcast(inputs, torch.float64)
+    i = cast(inputs, torch.float64)
     x, experts = i["hidden_states"], i["selected_experts"]
     names = ("gate", "up", "down")
     y = rounding_swiglu(x, *(i[f"expert_{n}_proj_weights"] for n in names))
@@ -113,7 +113,7 @@ def test_routed_and_shared_expert_round_at_every_step(reference, assert_same_rou
 def test_renormalised_router_and_experts_round_at_every_step(reference, assert_same_rounding):
     run = reference("L2/016")
     inputs = run.draw(run.workloads[2])
-    i = upcast(inputs, torch.float64)
+    i = cast(inputs, torch.float64)
     x = i["hidden_states"].flatten(0, 1)
     output, logits = run.call(inputs)
     assert_same_rounding(logits, (x @ i["gate_weight"].T).to(BF16))
