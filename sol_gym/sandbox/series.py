@@ -35,7 +35,7 @@ _SLOW_CALL_S = 0.5
 """Calls this long (interpreted Triton on a CPU) are repeated twice only."""
 _SLOW_REFERENCE_S = 0.02
 _CUSTOM_FILL_BUDGET_S = 0.04
-_IDLE_CHECK_SHARE, _TEARDOWN_S = 0.3, 5.0
+_IDLE_CHECK_SHARE, _TEARDOWN_S = 0.15, 5.0
 """How often, unforeseeably, the device is checked to be idle before a batch (6 ms each)."""
 _random = secrets.SystemRandom()
 
