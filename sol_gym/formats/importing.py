@@ -150,8 +150,13 @@ def audit_problem(problem: Problem, sandbox: Sandbox | None = None) -> list[Find
         "blob_root": problem.blob_root,
     }
     try:
+        recorded = [file for file in _recorded_files(problem).values() if file]
+    except ProblemError:  # A path that leads out of its folder; the audit says so.
+        recorded = []
+    try:
         answer = sandbox.call(
-            "sol_gym.formats.audit", "audit_record", arguments, timeout_s=_AUDIT_TIMEOUT_S
+            "sol_gym.formats.audit", "audit_record", arguments, timeout_s=_AUDIT_TIMEOUT_S,
+            files=recorded,
         )  # fmt: skip
         return [Finding(str(f["message"]), str(f["where"])) for f in answer]
     except SandboxFault as error:
@@ -215,13 +220,21 @@ def _write(item: Imported, out: Path, copy_blobs: bool, overwrite: bool) -> Path
     return folder
 
 
-def _copy_blobs(problem: Problem, folder: Path) -> None:
+def _recorded_files(problem: Problem) -> dict[str, Path | None]:
+    """Where the recorded files lie that a problem names, None for those that are missing."""
     roots = [Path(root) for root in (problem.blob_root, problem.root) if root]
-    for path in _blobs_of(problem):
-        file = next((f for root in roots if (f := find_blob(root, path, problem.id))), None)
+    return {
+        path: next((f for root in roots if (f := find_blob(root, path, problem.id))), None)
+        for path in _blobs_of(problem)
+    }
+
+
+def _copy_blobs(problem: Problem, folder: Path) -> None:
+    for path, file in _recorded_files(problem).items():
         if file is None:
             raise ProblemError(
-                f"{problem.id}: recorded file {path!r} not found below {', '.join(map(str, roots))}"
+                f"{problem.id}: recorded file {path!r} not found below "
+                + ", ".join(filter(None, (problem.blob_root, problem.root)))
             )
         target = folder / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import sol_gym
 from ..errors import ProblemError
 from ..sandbox.process import Limits, Worker, WorkerGone, Zygote, make_scratch
 from ..sandbox.worker import wire
+from ..sandbox.worker.isolation import OPTIONAL
 
 _ANSWER_BYTES = 16 << 20
 _MEMORY_BYTES = 12 << 30
@@ -80,12 +82,13 @@ class Sandbox:
 
     @property
     def missing_layers(self) -> list[str]:
-        """Isolation layers that the machine did not grant to the last call."""
-        return [name for name, state in self.layers.items() if state is not True]
+        """Isolation layers that the machine did not grant to the last call, optional ones left out."""
+        return [name for name in self.layers.keys() - OPTIONAL if self.layers[name] is not True]
 
     def call(
-        self, module: str, function: str, arguments: dict[str, Any], *, timeout_s: float = 120.0
-    ) -> Any:
+        self, module: str, function: str, arguments: dict[str, Any], *, timeout_s: float = 120.0,
+        files: Sequence[Path] = (),
+    ) -> Any:  # fmt: skip
         """What ``module.function(**arguments)`` returns in a sandboxed process.
 
         Args:
@@ -93,6 +96,8 @@ class Sandbox:
             function: name in it; takes and returns JSON data.
             arguments: JSON data.
             timeout_s: wall seconds until the process is ended.
+            files: to be readable there even if they lie in a home or temporary folder, which look
+                empty otherwise.
 
         Raises:
             SandboxFault: it raised, did not end in time, exceeded its memory or answered nonsense.
@@ -123,7 +128,7 @@ class Sandbox:
             cpus=cpus,
             scratch_base=self._scratch,
             prepare=prepare,
-            shown=[str(Path(sol_gym.__file__).resolve().parent)],
+            shown=_real_names([Path(sol_gym.__file__).parent, *files]),
         )
         self.layers = worker.layers
         log = ""
@@ -170,6 +175,11 @@ def _answer(worker: Worker) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError):
         raise SandboxFault("its answer is not JSON") from None
+
+
+def _real_names(paths: Sequence[Path]) -> list[str]:
+    """The paths as they were named and, links followed, as they are."""
+    return sorted({name for path in paths for name in (str(path.absolute()), str(path.resolve()))})
 
 
 def _tail(log: str) -> str:

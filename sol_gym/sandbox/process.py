@@ -194,7 +194,9 @@ class Zygote:
         """Fork a worker's supervisor; returns its pid."""
         self.wait_ready()
         try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
+            line = json.dumps(request).encode() + b"\n"
+            sent = socket.send_fds(self._socket, [line], fds)
+            self._socket.sendall(line[sent:])
             return int(wire.receive(self._socket, _FORK_TIMEOUT_S)["pid"])
         except (OSError, wire.Closed, wire.Timeout) as error:
             raise InfrastructureError(f"the zygote is gone: {error}") from None
@@ -269,7 +271,7 @@ class Worker:
         """Fork a worker and wait for its greeting.
 
         `prepare(scratch)` puts files into the new scratch folder before anything runs there.
-        `shown` are folders that it may read although they lie in a private one.
+        `shown` are files and folders that it may read although they lie in a private folder.
         """
         scratch = Path(tempfile.mkdtemp(prefix="eval-", dir=scratch_base))
         try:

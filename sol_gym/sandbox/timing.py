@@ -2,10 +2,10 @@
 
 T_k is never taken on the worker's word. Per repeat it is the larger of what the worker's own clock
 says and what the judge's clock says less the largest overhead that an honest worker has ever
-caused on this machine; so an honest time is never raised by the judge's clock, and a lie gains at
-most overhead / batch. That overhead is honoured up to a tenth of the batch, or up to what it costs
-on a quiet machine if that is more, and batches are made ten times as long as it where there are
-sets for that; so a machine that was busy when it was calibrated is no gift to liars.
+caused on this machine; so a lie gains at most overhead / batch. The overhead is honoured up to a
+tenth of the batch, or up to what it costs on a quiet machine if that is more, and batches are made
+ten times as long as it where there are sets for that. So the judge's clock never raises an honest
+time on a quiet machine, and a machine that was busy when it was calibrated is no gift to liars.
 
 A second series asks for input sets one at a time, in a secret order, out of a larger pool. Two lower
 limits come from it, each less a margin: the median round trip less the calibrated hand-shake, and

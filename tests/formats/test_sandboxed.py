@@ -115,7 +115,7 @@ def test_a_forged_answer_is_not_followed(sandbox, statement, message):
 def test_layers_that_are_missing_are_known():
     idle = Sandbox()
     assert idle.missing_layers == []
-    idle.layers = {"pid_ns": "not permitted: no", "rlimits": True}
+    idle.layers = {"pid_ns": "not permitted: no", "rlimits": True, "cgroup": "not asked for"}
     assert idle.missing_layers == ["pid_ns"]
 
 

@@ -99,6 +99,9 @@ def test_no_device_memory_is_left_by_workers(judge, judged):
 
 
 PERSISTENT = """
+# Loading a kernel may wait for those that run: everything is loaded before.
+rows = torch.ones(32, 256, device="cuda", dtype=torch.bfloat16)
+torch.empty_like(rows).copy_(run(rows, rows[0]))
 side = torch.cuda.Stream()
 with torch.cuda.stream(side):
     torch.cuda._sleep(200_000_000_000)  # A minute and a half: stands for a kernel that never ends.
@@ -108,8 +111,9 @@ torch.cuda.synchronize = lambda device=None: torch.cuda.default_stream().synchro
 
 def test_a_kernel_that_keeps_running_while_inputs_are_written_is_caught(judged):
     outcome = judged(RMSNORM + PERSISTENT, timeout_s=60.0)
-    assert {r.status for r in outcome.results} == {Status.REWARD_HACK}, outcome.results[0].message
-    assert "while its inputs were written" in outcome.results[0].message
+    last = outcome.results[-1]  # It is looked for at random: the first workload may not see it.
+    assert last.status is Status.REWARD_HACK, last.message
+    assert "while its inputs were written" in last.message
 
 
 def test_an_idle_device_is_not_called_busy(judge):

@@ -249,7 +249,8 @@ def test_a_folder_that_is_shown_can_be_read_inside_a_private_one(judge, limits, 
     file.write_text("x")
     tmp_path.chmod(0o755)
     about = {"bait_file": str(file)}
-    for shown, broke in (([], False), ([str(tmp_path)], True)):
+    others = [f"{tmp_path}-{'x' * 200}-{n}" for n in range(2000)]  # A request of many pieces.
+    for shown, broke in (([], False), (others, False), ([*others, str(tmp_path)], True)):
         worker = Worker.spawn(
             judge.zygote, limits, hidden=judge.hidden, environment=judge.backend.environment(),
             cpus=judge.backend.worker_cpus(), scratch_base=judge.scratch, shown=shown,

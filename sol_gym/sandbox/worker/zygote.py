@@ -25,6 +25,7 @@ from typing import Any
 
 from . import isolation, wire
 
+_CHUNK = 1 << 16
 _WATCH_INTERVAL_S = 0.02
 _FILES_INTERVAL_S = 0.2
 """Looking through open files costs more than reading counters."""
@@ -51,10 +52,13 @@ def main(fd: int, warm: list[str]) -> None:
     judge = socket.socket(fileno=fd)
     wire.send(judge, {"event": "ready"})
     while True:
-        data, fds, _, _ = socket.recv_fds(judge, 1 << 16, 8)
-        if not data:
+        line, fds, _, _ = socket.recv_fds(judge, _CHUNK, 8)
+        while line and not line.endswith(b"\n"):
+            more = judge.recv(_CHUNK)
+            line = line + more if more else b""
+        if not line:
             return
-        request = json.loads(data)
+        request = json.loads(line)
         request["user_note"] = _other_user(
             request
         )  # Found out here, so that it is known next time.
@@ -197,7 +201,7 @@ def _other_user(request: dict[str, Any]) -> str | None:
 
 
 def _readable(request: dict[str, Any]) -> list[str]:
-    return sorted({*isolation.needed_folders(), *request["shown"]})
+    return sorted({*isolation.needed_folders(), *filter(os.path.exists, request["shown"])})
 
 
 @functools.cache
