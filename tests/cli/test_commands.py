@@ -130,10 +130,31 @@ def test_check_finds_a_reference_that_lies_about_its_output(folder):
     assert "float32" in checked.stdout
 
 
-def test_doctor_names_device_and_layers():
-    facts = json.loads(sol_gym("doctor", "--device", "cpu", "--json").stdout)
+def test_doctor_attacks_the_sandbox_and_its_exit_code_says_whether_it_held():
+    done = sol_gym("doctor", "--device", "cpu", "--json")
+    facts = json.loads(done.stdout)
     assert facts["device"]["key"] == "cpu"
-    assert "pid_ns" in facts["isolation"]
+    assert facts["isolation"]["no_new_privs"] is True
+    broken = [finding for finding in facts["attempts"] if not finding["held"]]
+    assert done.returncode == (1 if broken or facts["missing"] else 0)
+    if not facts["missing"]:
+        assert broken == []
+
+
+def test_strict_isolation_is_a_flag_and_refuses_where_a_layer_is_left_out(
+    folder, tmp_path, monkeypatch
+):
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text(RMSNORM)
+    runtime = tmp_path / "run"  # A judge of its own, with a layer less.
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("SOL_GYM_RUNTIME", str(runtime))
+    monkeypatch.setenv("SOL_GYM_LEAVE_OUT", "seccomp")
+    arguments = ("eval", str(folder), str(kernel), "--device", "cpu", "--no-timing")
+    refused = sol_gym(*arguments, "--strict-isolation")
+    assert refused.returncode == 2
+    assert "seccomp (left out)" in refused.stderr
+    assert sol_gym(*arguments).returncode == 0
 
 
 def test_calibrate_prints_the_figures():
