@@ -9,7 +9,9 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 
 def source_of(package):
     """The folder of a package, by the longest of the mapped names that it begins with."""
-    mapped = max((n for n in SETUPTOOLS["package-dir"] if f"{package}.".startswith(f"{n}.")), key=len)
+    mapped = max(
+        (n for n in SETUPTOOLS["package-dir"] if f"{package}.".startswith(f"{n}.")), key=len
+    )
     rest = package[len(mapped) :].replace(".", "/").strip("/")
     return ROOT / SETUPTOOLS["package-dir"][mapped] / rest
 
