@@ -52,7 +52,7 @@ def watched(judge, toy, monkeypatch):
 def test_one_sign_of_work_is_measured_again_and_marked(watched):
     evaluate, device = watched([True, *[False] * 1000])
     results = evaluate().results
-    while device.asked == 0:  # It is asked at random, before a third of the batches.
+    while device.asked == 0:  # It is asked at random, before 15 % of the batches.
         results = evaluate().results
     assert [r.status for r in results] == [Status.PASSED] * len(results)
     assert any("measured again" in mark for r in results for mark in r.timing.marks)

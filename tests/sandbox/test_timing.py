@@ -1,12 +1,21 @@
 import pytest
 
-from sol_gym.sandbox.timing import Calibration, Measured, Plan, sets_for, timing_from
+from sol_gym.sandbox.timing import (
+    Calibration,
+    Measured,
+    Plan,
+    SingleRound,
+    sets_for,
+    singles_would_count,
+    timing_from,
+)
 
 PLAN = Plan()
 
 
-def measured(judge, own, n=100, singles=()):
-    return Measured(n_sets=n, mode="graph", judge_s=judge, reported_s=own, singles_s=list(singles))
+def measured(judge, own, n=100, singles=(), tail=0.0):
+    rounds = [SingleRound(list(singles), tail)] if singles else []
+    return Measured(n_sets=n, mode="graph", judge_s=judge, reported_s=own, rounds=rounds)
 
 
 def test_an_honest_time_is_the_workers_own():
@@ -106,8 +115,51 @@ def test_a_batch_is_filled_up_to_the_most_sets(per_call, expected):
     assert sets_for(per_call, 0.01, 256) == expected
 
 
-def test_only_a_part_of_the_pool_is_asked_for():
-    assert PLAN.asks(1e-6, 1000) == PLAN.max_asks
-    assert PLAN.asks(1e-6, 8) == 4
-    assert PLAN.asks(0.1, 1000) == PLAN.min_asks
-    assert PLAN.asks(0.1, 1) == 1
+def test_calibration_takes_what_a_first_request_costs():
+    one = measured([0.01], [0.01], n=1000, singles=[80e-6, 20e-6, 21e-6, 20e-6, 20e-6], tail=50e-6)
+    calibration = Calibration.from_honest([one])
+    assert calibration.first_request_s == pytest.approx(111e-6)
+
+
+CALIBRATED = Calibration(0.0003, 10e-6, 0.0003, 10e-6, first_request_s=100e-6)
+
+
+def test_working_the_pool_off_at_the_first_request_does_not_pay():
+    # The whole pool takes 900 us at the first request; the others are looked up.
+    series = measured([0.0005] * 5, [0.0002] * 5, singles=[900e-6] + [11e-6] * 9)
+    assert singles_would_count(series, CALIBRATED, PLAN)
+    timing = timing_from(series, CALIBRATED, PLAN, 0.01)
+    assert timing.t_k_ms == pytest.approx(0.97 * (89.9e-3 - 10e-3))
+    assert any("together" in mark for mark in timing.marks)
+
+
+def test_putting_work_off_until_after_the_answers_does_not_pay():
+    series = measured([0.0005] * 5, [0.0002] * 5, singles=[11e-6] * 10, tail=900e-6)
+    assert timing_from(series, CALIBRATED, PLAN, 0.01).t_k_ms > 0.07
+
+
+def test_a_hiccup_in_one_round_is_not_held_against_anybody():
+    series = measured([0.0013] * 5, [0.0010] * 5, singles=[2e-3] + [20e-6] * 9)
+    assert singles_would_count(series, CALIBRATED, PLAN)
+    series.rounds.append(SingleRound([80e-6] + [20e-6] * 9, 30e-6))
+    assert not singles_would_count(series, CALIBRATED, PLAN)
+    assert timing_from(series, CALIBRATED, PLAN, 0.001).t_k_ms == pytest.approx(10e-3)
+
+
+def test_an_unknown_first_request_limits_nothing():
+    series = measured([0.0013] * 5, [0.0010] * 5, singles=[2e-3] + [20e-6] * 9)
+    assert not singles_would_count(series, Calibration(0.0003, 10e-6, 0.0003, 10e-6), PLAN)
+
+
+@pytest.mark.parametrize(
+    ("per_call", "most", "expected"),
+    [
+        (1e-6, 1000, (64, 16)),
+        (1e-6, 8, (8, 4)),
+        (4e-3, 1000, (12, 3)),
+        (0.04, 1000, (6, 3)),
+        (0.1, 1, (1, 1)),
+    ],
+)
+def test_only_a_part_of_the_pool_is_asked_for(per_call, most, expected):
+    assert PLAN.singles(per_call, most) == expected
