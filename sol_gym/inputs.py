@@ -8,14 +8,15 @@ generated; recorded tensors and given numbers are the same in all.
 With a seed the sequence of sets is repeatable for the same sequence of calls; without one it is
 seeded from the operating system, which is what a judge wants: a candidate must not be able to
 know its inputs. How `random` inputs are drawn is a *profile*: `compatible` is the published one,
-and `register_profile` adds others.
+and `register_profile` adds others. `strict` draws the same, and offers `variants` besides: kinds of
+sets that are changed so that every input matters (`strict`).
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from .problem import (
     TensorArg,
     Workload,
 )
+from .strict import harden, variants_for
 
 __all__ = [
     "InputMaker",
@@ -49,7 +51,8 @@ RandomFill = Callable[[Tensor, str, str, Generator], None]
 """Fills a tensor [n, *shape] with n sets of an input: (out, input name, dtype name, generator)."""
 
 _PROFILES: dict[str, Callable[[Problem, Workload], RandomFill]] = {
-    "compatible": lambda problem, workload: fill_random
+    "compatible": lambda problem, workload: fill_random,
+    "strict": lambda problem, workload: fill_random,
 }
 
 
@@ -102,6 +105,8 @@ class InputMaker:
         self.tensors = problem.tensors(workload)
         """Tensor inputs in call order, with resolved shapes."""
         self._fill_random = _PROFILES[profile](problem, workload)
+        self.variants: tuple[str, ...] = variants_for(problem) if profile == "strict" else ()
+        """Kinds of strict sets there are; none in other profiles."""
         self._draws = Generator(device=self.device).manual_seed(_new_seed(seed))
         # Seeds for custom generators come from a generator of their own, on the CPU: reading a
         # number from the device's would make the host wait for the device.
@@ -126,8 +131,11 @@ class InputMaker:
         """The recorded inputs, which are the same in all sets."""
         return self._recorded
 
-    def draw(self) -> dict[str, Tensor | Scalar]:
+    def draw(self, variant: str | None = None) -> dict[str, Tensor | Scalar]:
         """One fresh set in call order: dense tensors on the device, and Python numbers.
+
+        Args:
+            variant: a kind of strict set (`strict.VARIANTS`); None is a plain one.
 
         Raises:
             ProblemError: the reference's generator failed or made something unfit.
@@ -140,15 +148,20 @@ class InputMaker:
             values[name] = batch[0]
         for name, recorded in self._recorded.items():
             values[name] = recorded.clone()
-        return {name: values[name] for name in self.problem.definition.inputs}
+        drawn = {name: values[name] for name in self.problem.definition.inputs}
+        return drawn if variant is None else self._harden(drawn, variant)
 
-    def fill(self, views: dict[str, Tensor], n: int) -> list[dict[str, Scalar]]:
+    def fill(
+        self, views: dict[str, Tensor], n: int, variants: Sequence[str | None] = ()
+    ) -> list[dict[str, Scalar]]:
         """Write n fresh, different sets into the caller's memory.
 
         Args:
             views: input name -> tensor of shape [at least n, *shape] and of the input's dtype
                 (`float4_e2m1fn_x2` also as uint8), possibly a strided view; all tensor inputs.
             n: how many sets to write, into the first n places.
+            variants: for each of the first sets the kind of strict set it is, None for a plain one;
+                sets beyond are plain.
 
         Returns:
             Each set's scalar inputs, in call order.
@@ -170,8 +183,17 @@ class InputMaker:
                     targets[name][i].copy_(_bytes(value))
                 else:
                     numbers[name] = value
-            scalars.append({k: numbers[k] for k in self.problem.definition.inputs if k in numbers})
+            drawn: dict[str, Tensor | Scalar] = {
+                name: targets[name][i] if name in targets else numbers[name]
+                for name in self.problem.definition.inputs
+            }
+            if i < len(variants) and (variant := variants[i]) is not None:
+                drawn = self._harden(drawn, variant)
+            scalars.append({k: v for k, v in drawn.items() if not isinstance(v, Tensor)})
         return scalars
+
+    def _harden(self, drawn: dict[str, Tensor | Scalar], variant: str) -> dict[str, Tensor | Scalar]:
+        return harden(drawn, self.problem, self.workload, variant, self._draws)
 
     def _checked(self, views: dict[str, Tensor], name: str, n: int) -> Tensor:
         """The first n places of a view, if it fits the input."""
@@ -340,6 +362,4 @@ def _new_seed(seed: int | None) -> int:
 
 def _unknown_profile(profile: str) -> str:
     known = ", ".join(sorted(_PROFILES))
-    if profile == "strict":
-        return f"the input profile 'strict' does not exist yet; there is: {known}"
     return f"there is no input profile {profile!r}; there is: {known}"
