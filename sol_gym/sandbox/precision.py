@@ -1,0 +1,324 @@
+"""Comparing outputs on strict inputs: by the error that the declared precision itself makes.
+
+A published tolerance fits the published draws alone, so on strict inputs it says nothing. There the
+yardstick is measured, per draw and per row of each output: the reference's error against its
+float64 oracle, together with that of a run whose contractions round their operands to the lowest
+precision the problem's policy admits. A candidate passes if
+
+- no element is further from both oracle and reference than a hard cap, a multiple of the row's
+  noise (a share of the elements may be, where the problem selects: two candidates that are equal
+  up to rounding may be decided either way);
+- the root mean square of its errors, in units of the row's noise, stays within a factor of one;
+- it is infinite where the reference is, and nowhere else; integers are the reference's.
+
+Factors come from measured honest variation (benchmarks/verifier_strength.py, docs/correctness.md).
+
+A draw on which the reference is no measure is void, and counts for nobody: it overflows, or its
+error is as large as its result (cancellation, a selection among equals).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..problem import Precision, PrecisionPolicy, Problem, TensorArg
+from .oracle import oracle_outputs
+from .reference import Reference
+
+__all__ = ["FACTORS", "Factors", "Yardstick", "rounded_outputs"]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """How much worse than the reference a candidate may be."""
+
+    rms: float
+    """On the root mean square over an output, in units of the noise."""
+    cap: float
+    """On a single element, in units of the noise, unless the reference's own worst is larger."""
+
+
+FACTORS = {
+    "coarse": Factors(rms=4.0, cap=40.0),
+    "fine": Factors(rms=32.0, cap=400.0),
+}
+"""`coarse` where the noise is that of 16-bit (or narrower) roundings, which a candidate makes at
+the same places or leaves out; `fine` where it is float32's, which depends on the order of sums,
+and where an output is nothing but noise."""
+
+_FINE_BELOW = 2.0**-14
+_NOISE_ABOVE = 0.5
+_VOID_ABOVE = 0.25
+_SHORT_ROW = 16
+_CHUNK = 16 << 20
+_EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-23}
+_TINY = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133, "float64": 2.0**-149}
+_BITS: dict[Precision, int] = {"tf32": 10, "bfloat16": 7, "float16": 10}
+
+
+class Yardstick:
+    """Reference, oracle and policy run on one strict set, ready to measure candidates.
+
+    Args:
+        problem: for its precision policy and the share of selected elements.
+        reference: the problem's reference.
+        arguments: the set's inputs in call order; they are not changed.
+        outputs: the declared outputs.
+
+    Raises:
+        InvalidReference: the reference fails.
+        OracleUnsupported: it has no float64 run.
+        torch.OutOfMemoryError: no room for float64.
+    """
+
+    def __init__(
+        self, problem: Problem, reference: Reference, arguments: list[Any],
+        outputs: dict[str, TensorArg],
+    ):  # fmt: skip
+        policy = problem.pack.precision_policy if problem.pack else PrecisionPolicy()
+        self.selects = problem.pack.selects if problem.pack else 0.0
+        self.outputs = outputs
+        self.expected = reference(arguments, outputs)
+        self.oracle = oracle_outputs(reference, arguments, outputs)
+        rounded = rounded_outputs(reference, arguments, outputs, policy)
+        self._noise = [
+            _Noise(spec, right, exact, lower)
+            for spec, right, exact, lower in zip(
+                outputs.values(),
+                self.expected,
+                self.oracle,
+                rounded or [None] * len(outputs),
+                strict=True,
+            )
+        ]
+
+    @property
+    def void(self) -> str:
+        """Why this set cannot be judged by; empty if it can."""
+        return next((n.void for n in self._noise if n.void), "")
+
+    def faults(self, position: int, got: Tensor) -> list[str]:
+        """What is wrong with a candidate's output; empty if it passes."""
+        return self._noise[position].faults(got, self.selects)
+
+    def ratio(self, position: int, got: Tensor) -> tuple[float, float]:
+        """(rms, largest) error of an output in units of the noise; for measurements."""
+        return self._noise[position].ratio(got)
+
+
+class _Noise:
+    """How far one output of the reference is from its oracle, row by row."""
+
+    def __init__(self, spec: TensorArg, right: Tensor, exact: Tensor, lower: Tensor | None):
+        self.name, self.dtype = spec.name, spec.dtype
+        self.floats = right.is_floating_point() and right.dtype.itemsize > 1
+        self.right, self.exact = _rows(right), _rows(exact)
+        self.void = ""
+        self.kind = "fine"
+        self.worst = 0.0
+        if not self.floats or not right.numel():
+            return
+        self._measure(None if lower is None else _rows(lower), spec)
+
+    def _measure(self, lower: Tensor | None, spec: TensorArg) -> None:
+        squares, sizes = [], []
+        unmatched = nan = 0
+        for part in _parts(self.right):
+            r, o = self.right[part].double(), self.exact[part].double()
+            finite = torch.isfinite(r) & torch.isfinite(o)
+            unmatched += int((~finite & ~(r == o)).sum())
+            nan += int(torch.isnan(r).sum())
+            error = torch.where(finite, r - o, 0).square_()
+            if lower is not None:
+                more = lower[part].double()
+                more = torch.where(finite & torch.isfinite(more), more - o, 0).square_()
+                error = torch.maximum(error, more)
+            count = finite.sum(-1).clamp_min(1)
+            squares.append(error.sum(-1) / count)
+            sizes.append(torch.where(finite, o, 0).square_().sum(-1) / count)
+        if nan or unmatched:
+            self.void = f"{self.name} of the reference overflows or is not a number"
+            return
+        noise, size = torch.cat(squares).sqrt_(), torch.cat(sizes).sqrt_()
+        relative = torch.where(size > 0, noise / size, 0)
+        alive = relative[size > 0]
+        typical = float(alive.median()) if alive.numel() else 0.0
+        if _VOID_ABOVE < typical < 1e3:
+            self.void = f"{self.name} of the reference is mostly rounding error"
+        self.kind = "coarse" if _FINE_BELOW < typical < _NOISE_ABOVE else "fine"
+        floor = 0.29 * _EPS[self.dtype] * size + 0.29 * _TINY[self.dtype]
+        noise = torch.maximum(torch.maximum(noise, floor), size * min(typical, 1.0))
+        if self.right.shape[-1] < _SHORT_ROW:
+            noise = torch.maximum(noise, _grouped(torch.cat(squares), self.right.shape[-1]))
+        self.size, self.noise = size, noise
+        self.worst = self.ratio(self.right, against_reference=False)[1]
+
+    def _units(self, part: slice, got: Tensor, against_reference: bool) -> Tensor:
+        """Errors of a chunk in units of the noise; infinite where finiteness differs."""
+        c, r, o = got[part].double(), self.right[part].double(), self.exact[part].double()
+        error = (c - o).abs_()
+        if against_reference:
+            error = torch.minimum(error, (c - r).abs_())
+        noise, size = self.noise[part].unsqueeze(-1), self.size[part].unsqueeze(-1)
+        noise = torch.where(size > 0, noise * (o.abs() / size).clamp_min(1), noise)
+        units = error / noise
+        same = c == r
+        wrong = ~torch.isfinite(units)
+        return torch.where(same, 0 if against_reference else units, units).masked_fill_(
+            wrong & ~same, torch.inf
+        ).nan_to_num_(nan=0.0, posinf=torch.inf)  # fmt: skip
+
+    def ratio(self, got: Tensor, against_reference: bool = True) -> tuple[float, float]:
+        if not self.floats or not got.numel() or self.void:
+            return 0.0, 0.0
+        got = _rows(got)
+        total = worst = 0.0
+        for part in _parts(got):
+            units = self._units(part, got, against_reference)
+            total += float(units.square().sum())
+            worst = max(worst, float(units.max()))
+        return (total / got.numel()) ** 0.5, worst
+
+    def faults(self, got: Tensor, selects: float) -> list[str]:
+        if not got.numel():
+            return []
+        got = _rows(got)
+        if not self.floats:
+            right, exact = _codes(self.right), _codes(self.exact)
+            wrong = int(((_codes(got) != right) & (_codes(got) != exact)).sum())
+            if wrong > selects * got.numel():
+                return [f"{wrong} of {got.numel()} elements of {self.name} are not the reference's"]
+            return []
+        factors = FACTORS[self.kind]
+        cap = factors.cap if selects else max(factors.cap, factors.rms * self.worst)
+        total, beyond, worst = 0.0, 0, 0.0
+        for part in _parts(got):
+            units = self._units(part, got, True)
+            outside = units > cap
+            beyond += int(outside.sum())
+            worst = max(worst, float(units.max()))
+            total += float(units.masked_fill_(outside, 0).square_().sum())
+        rms = (total / got.numel()) ** 0.5
+        reasons = []
+        if beyond > selects * got.numel():
+            reasons.append(
+                f"{beyond} of {got.numel()} elements of {self.name} are beyond {cap:.3g} times the "
+                f"reference's own error against float64 (the worst at {worst:.3g})"
+            )
+        if rms > factors.rms:
+            reasons.append(
+                f"the error of {self.name} is {rms:.3g} times the reference's own against float64 "
+                f"(root mean square; {factors.rms:g} allowed)"
+            )
+        return reasons
+
+
+# ---- Lower precisions that the policy admits ---------------------------------------------------
+
+
+def rounded_outputs(
+    reference: Reference, arguments: list[Any], outputs: dict[str, TensorArg],
+    policy: PrecisionPolicy,
+) -> list[Tensor] | None:  # fmt: skip
+    """The reference with operands of contractions rounded as the policy admits.
+
+    Returns:
+        Its outputs, or None where rounding changed no operand.
+    """
+    mode = _RoundOperands(policy)
+    with mode:
+        results = reference.returned(arguments, outputs)
+    return results if mode.changed else None
+
+
+_PRODUCTS: set[Callable[..., Any]] = {
+    torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.addbmm, torch.einsum,
+    torch.mv, torch.dot, torch.inner, torch.tensordot, torch.Tensor.matmul, torch.Tensor.mm,
+    torch.Tensor.bmm, torch.Tensor.addmm, torch.Tensor.baddbmm, torch.Tensor.mv, torch.Tensor.dot,
+    torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, F.linear, F.scaled_dot_product_attention,
+}  # fmt: skip
+_CONVOLUTIONS: set[Callable[..., Any]] = {
+    F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
+    torch.conv1d, torch.conv2d, torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d,
+    torch.conv_transpose3d, torch.convolution, torch.nn.grad.conv2d_weight,
+    torch.nn.grad.conv2d_input, torch.ops.aten.convolution_backward,
+}  # fmt: skip
+
+
+class _RoundOperands(TorchFunctionMode):
+    def __init__(self, policy: PrecisionPolicy):
+        super().__init__()
+        self.policy = policy
+        self.changed = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        precision: Precision = "float32"
+        if func in _PRODUCTS:
+            precision = self.policy.contraction
+        elif func in _CONVOLUTIONS or "convolution" in getattr(func, "__name__", ""):
+            precision = self.policy.convolution
+        if precision != "float32":
+            args = tuple(self._round(a, precision) for a in args)
+            kwargs = {k: self._round(v, precision) for k, v in (kwargs or {}).items()}
+        return func(*args, **(kwargs or {}))
+
+    def _round(self, value: Any, precision: Precision) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(self._round(v, precision) for v in value)
+        # Biases are addends, not operands.
+        if not isinstance(value, Tensor) or value.dtype is not torch.float32 or value.dim() < 2:
+            return value
+        lower = round_mantissa(value, _BITS[precision], half=precision == "float16")
+        self.changed = self.changed or not torch.equal(lower, value)
+        return lower
+
+
+def round_mantissa(value: Tensor, bits: int, *, half: bool = False) -> Tensor:
+    """float32 values rounded to nearest even with `bits` bits behind the leading one.
+
+    With `half` in float16's range too: what overflows it is kept (such operands need scaling).
+    """
+    if half:
+        lower = value.half().float()
+        return torch.where(torch.isfinite(lower), lower, value)
+    shift = 23 - bits
+    code = value.contiguous().view(torch.int32)
+    code = code + ((1 << (shift - 1)) - 1) + ((code >> shift) & 1)
+    rounded = (code & ~((1 << shift) - 1)).view(torch.float32)
+    return torch.where(torch.isfinite(value), rounded, value)
+
+
+# ---- Shapes ----------------------------------------------------------------------------------
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    if tensor.dtype is getattr(torch, "float4_e2m1fn_x2", None):
+        tensor = tensor.view(torch.uint8)
+    return tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() else tensor.reshape(1, 1)
+
+
+def _codes(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+
+
+def _parts(rows: Tensor) -> Iterator[slice]:
+    step = max(1, _CHUNK // max(1, rows.shape[-1]))
+    for start in range(0, rows.shape[0], step):
+        yield slice(start, start + step)
+
+
+def _grouped(squares: Tensor, width: int) -> Tensor:
+    """Root mean square noise of groups of neighbouring short rows, for each row."""
+    rows = -(-_SHORT_ROW // width)
+    padding = -squares.numel() % rows
+    groups = torch.cat((squares, squares[-1:].expand(padding))).view(-1, rows).mean(-1).sqrt()
+    return groups.repeat_interleave(rows)[: squares.numel()]
