@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,8 @@ class InputMaker:
         self._fill_random = _PROFILES[profile](problem, workload)
         self.variants: tuple[str, ...] = variants_for(problem) if profile == "strict" else ()
         """Kinds of strict sets there are; none in other profiles."""
+        self.hardening_s = 0.0
+        """Wall seconds that the last `fill` spent on making sets strict."""
         self._draws = Generator(device=self.device).manual_seed(_new_seed(seed))
         # Seeds for custom generators come from a generator of their own, on the CPU: reading a
         # number from the device's would make the host wait for the device.
@@ -125,6 +128,11 @@ class InputMaker:
             for name, kind in kinds.items()
             if isinstance(kind, SafetensorsInput)
         }
+
+    @property
+    def given(self) -> dict[str, Scalar]:
+        """The numbers that the workload gives, in call order; those of strict sets may differ."""
+        return {k: self._given[k] for k in self.problem.definition.inputs if k in self._given}
 
     @property
     def recorded(self) -> dict[str, Tensor]:
@@ -169,6 +177,7 @@ class InputMaker:
         Raises:
             ProblemError: a view is missing or does not fit, or the reference's generator failed.
         """
+        self.hardening_s = 0.0
         targets = {name: _bytes(self._checked(views, name, n)) for name in self.tensors}
         for name in self._random:
             self._fill_random(targets[name], name, self.tensors[name].dtype, self._draws)
@@ -193,7 +202,10 @@ class InputMaker:
         return scalars
 
     def _harden(self, drawn: dict[str, Tensor | Scalar], variant: str) -> dict[str, Tensor | Scalar]:
-        return harden(drawn, self.problem, self.workload, variant, self._draws)
+        begin = time.perf_counter()
+        hard = harden(drawn, self.problem, self.workload, variant, self._draws)
+        self.hardening_s += time.perf_counter() - begin
+        return hard
 
     def _checked(self, views: dict[str, Tensor], name: str, n: int) -> Tensor:
         """The first n places of a view, if it fits the input."""

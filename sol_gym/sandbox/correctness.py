@@ -2,7 +2,7 @@
 
 An element passes if |out - ref| <= max_atol + max_rtol * |ref|, in float32 (SOL-ExecBench). NaN
 never matches anything; +-inf matches only the same infinity, and -inf only where the tolerance
-allows it. Work is done in chunks, so that comparing never needs more than a few hundred MiB.
+allows it. Strict sets have another yardstick (`precision`) and count into the same verdict. Work is done in chunks, so that comparing never needs more than a few hundred MiB.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import torch
 
 from ..evaluation import Correctness, Mismatch
 from ..problem import Tolerance
+from .precision import Yardstick
 
 _CHUNK = 32 << 20
+HARD_CAP = 64.0
+"""Tolerances that an element may be off at most under the strict profile, whatever share may be."""
 
 
 @dataclass
@@ -22,7 +25,13 @@ class Comparison:
     """Running verdict over rounds and outputs of one workload."""
 
     tolerance: Tolerance
+    hard_cap: float | None = None
+    """No element may be off by more than so many tolerances, its row's scale taken for its own
+    where it is larger; None for no such cap."""
     rounds: int = 0
+    strict_rounds: int = 0
+    strict_error: float | None = None
+    skipped: list[str] = field(default_factory=list)
     max_absolute: float = 0.0
     max_relative: float = 0.0
     matched_ratio: float = 1.0
@@ -40,6 +49,7 @@ class Comparison:
         bad = 0
         first: int | None = None
         worst_absolute = worst_relative = 0.0
+        outside, allowed = 0, self._allowed(flat_expected)
         for start in range(0, total, _CHUNK):
             a = _as_float(flat_got[start : start + _CHUNK])
             b = _as_float(flat_expected[start : start + _CHUNK])
@@ -52,6 +62,8 @@ class Comparison:
             ok = (
                 finite & (difference <= tolerance.max_atol + tolerance.max_rtol * magnitude)
             ) | same_inf
+            if allowed is not None:
+                outside += int((difference > torch.maximum(allowed, self.hard_cap * tolerance.max_rtol * magnitude)).sum())
             relative = difference / magnitude.clamp_min(1e-12)
             counts = torch.stack(
                 [
@@ -84,6 +96,10 @@ class Comparison:
             reasons.append(
                 f"an element of {name} is off by {worst_absolute:.4g}, cap {tolerance.max_error_cap:g}"
             )
+        if outside:
+            reasons.append(
+                f"{outside} elements of {name} are off by more than {self.hard_cap:g} times the tolerance"
+            )
         if bad and _not_finite_where_expected_is(flat_got, flat_expected, first):
             reasons.append(f"{name} has NaN or infinite values where finite ones are expected")
         if reasons:
@@ -100,6 +116,37 @@ class Comparison:
                 )
         return not reasons
 
+    def _allowed(self, expected: torch.Tensor) -> torch.Tensor | None:
+        """The hard cap for an element no larger than the root mean square of its output."""
+        if self.hard_cap is None or not expected.numel() or not expected.is_floating_point():
+            return None
+        total = count = 0.0
+        for start in range(0, expected.numel(), _CHUNK):
+            part = _as_float(expected[start : start + _CHUNK]).double()
+            finite = torch.isfinite(part)
+            total += float(torch.where(finite, part, 0).square().sum())
+            count += float(finite.sum())
+        scale = (total / max(count, 1)) ** 0.5
+        cap = self.hard_cap * (self.tolerance.max_atol + self.tolerance.max_rtol * scale)
+        return torch.tensor(cap, device=expected.device)
+
+    def add_strict(self, variant: str, yardstick: Yardstick, got: list[torch.Tensor]) -> bool:
+        """Compare all outputs of one strict round; returns whether they pass."""
+        if yardstick.void:
+            self.skipped.append(f"{variant}: {yardstick.void}")
+            return True
+        self.strict_rounds += 1
+        reasons = []
+        for position, output in enumerate(got):
+            reasons += yardstick.faults(position, output)
+            error = yardstick.ratio(position, output)[0]
+            if error < float("inf"):
+                self.strict_error = max(self.strict_error or 0.0, error)
+        if reasons:
+            self.failed = True
+            self.reasons = self.reasons or [f"on {_MEANING[variant]}: {r}" for r in reasons]
+        return not reasons
+
     def result(self) -> Correctness:
         """The record for the evaluation."""
         return Correctness(
@@ -110,7 +157,19 @@ class Comparison:
             has_nan=self.has_nan,
             has_inf=self.has_inf,
             mismatch=self.mismatch,
+            strict_rounds=self.strict_rounds,
+            strict_error=self.strict_error,
+            strict_skipped=self.skipped,
         )
+
+
+_MEANING = {
+    "plain": "inputs where every one matters (no weights of ones, no biases of zeros)",
+    "rows": "inputs whose rows differ in scale, with outliers and means that are not zero",
+    "tiny": "small inputs",
+    "huge": "large inputs",
+}
+"""Strict variants in words for the author of a kernel."""
 
 
 def _not_finite_where_expected_is(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,10 +19,12 @@ from ..evaluation import Status
 from ..inputs import InputMaker
 from ..problem import CustomInput, Problem, Workload
 from .backend import Backend
-from .correctness import Comparison
+from .correctness import HARD_CAP, Comparison
 from .memory import Layout, MappedOutputs, Poison, slot_bytes
+from .oracle import OracleUnsupported
+from .precision import Yardstick
 from .process import Worker, WorkerGone
-from .reference import Reference
+from .reference import InvalidReference, Reference
 from .stages import Stages
 from .timing import Measured, Plan, sets_for
 from .worker import wire
@@ -33,6 +35,8 @@ _SLOW_CALL_S = 0.5
 """Calls this long (interpreted Triton on a CPU) are repeated twice only."""
 _SLOW_REFERENCE_S = 0.02
 _CUSTOM_FILL_BUDGET_S = 0.25
+_STRICT_BUDGET_S = 6.0
+"""A workload's strict sets are compared until this is used up, and at least one is."""
 _random = secrets.SystemRandom()
 
 
@@ -83,7 +87,10 @@ class Series:
         self.maker, self.plan, self.deadline, self.dps = maker, plan, deadline, dps
         self.stages = stages
         self.poison = Poison()
-        self.comparison = Comparison(workload.tolerance)
+        pack = problem.pack
+        # Where a selection decides, an element may honestly be anything.
+        capped = bool(maker.variants) and not (pack and pack.selects)
+        self.comparison = Comparison(workload.tolerance, HARD_CAP if capped else None)
         self.outputs = problem.outputs(workload)
         self.varying = [
             name for name, spec in problem.definition.inputs.items()
@@ -108,8 +115,11 @@ class Series:
 
     # -- inputs and outputs -------------------------------------------------------------------
 
-    def _bind(self, n: int, *, draw: bool = False) -> None:
-        """Lay out `n` sets and tell the worker; `draw` fills them, with NaN between the slots."""
+    def _bind(self, n: int, *, draw: bool = False, kinds: Sequence[str | None] = ()) -> None:
+        """Lay out `n` sets and tell the worker; `draw` fills them, with NaN between the slots.
+
+        `kinds` are the strict variants of the sets, None for compatible ones.
+        """
         self.unmap()
         self.layout = layout = Layout.plan(self.problem, self.workload, n)
         wanted = layout.input_bytes + layout.output_bytes
@@ -121,9 +131,9 @@ class Series:
         if draw:
             self.arena.bytes[: layout.input_bytes].fill_(0xFF)
         if draw or self.varying:
-            self._fill()
+            self._fill(kinds)
         else:
-            self.scalars = self.scalars[:1] * n
+            self.scalars = [self.maker.given] * n
         definition = self.problem.definition
         self._ask(
             {
@@ -144,7 +154,7 @@ class Series:
         )
         self.targets = self.arena.bytes[layout.input_bytes : wanted]
 
-    def _fill(self) -> None:
+    def _fill(self, kinds: Sequence[str | None] = ()) -> None:
         """Fresh inputs in every set."""
         start = time.perf_counter()
         views = {
@@ -152,9 +162,9 @@ class Series:
             for name, slot in self.layout.inputs.items()
         }
         with self.stages.timed("inputs"):
-            self.scalars = self.maker.fill(views, self.layout.n)
+            self.scalars = self.maker.fill(views, self.layout.n, kinds)
             self.backend.synchronize()
-        self.fill_s = time.perf_counter() - start
+        self.fill_s = max(0.0, time.perf_counter() - start - self.maker.hardening_s)
 
     def _poison_outputs(self) -> None:
         for position, slot in enumerate(self.layout.outputs.values()):
@@ -181,7 +191,7 @@ class Series:
         ]
         return Private(arguments, tensors)
 
-    def _verify(self, index: int, private: Private) -> None:
+    def _verify(self, index: int, private: Private, variant: str | None = None) -> None:
         """Compare call `index`'s outputs, read in place, with the reference on the judge's copy."""
         for name, slot in self.layout.inputs.items():
             ours = private.tensors[name].view(-1).view(torch.uint8) if slot.nbytes else None
@@ -192,22 +202,45 @@ class Series:
                 )
         self.backend.synchronize()
         with self.stages.timed("verify"):
-            start = time.perf_counter()
-            expected = self.reference(private.arguments, self.outputs)
-            self.backend.synchronize()
-            self.reference_s = time.perf_counter() - start
             self.comparison.rounds += 1
-            slots = self.layout.outputs.values()
-            for slot, raw, right in zip(slots, self._raw_outputs(index), expected, strict=True):
-                got = (
-                    raw.view(getattr(torch, slot.dtype)).view(slot.shape) if slot.nbytes else right
-                )
-                self.comparison.add(slot.name, got, right)
+            if variant is None:
+                start = time.perf_counter()
+                expected = self.reference(private.arguments, self.outputs)
+                self.backend.synchronize()
+                self.reference_s = time.perf_counter() - start
+                slots = self.layout.outputs.values()
+                for slot, got, right in zip(slots, self._outputs(index), expected, strict=True):
+                    self.comparison.add(slot.name, right if got is None else got, right)
+            else:
+                self._verify_strict(index, private, variant)
         if self.comparison.failed:
             text = "; ".join(self.comparison.reasons)
             if self.comparison.mismatch:
                 text += f"; first: {self.comparison.mismatch}"
             raise Verdict(Status.INCORRECT_NUMERICAL, text)
+
+    def _outputs(self, index: int) -> list[torch.Tensor | None]:
+        """Call `index`'s outputs where they lie; None for those without elements."""
+        return [
+            raw.view(getattr(torch, slot.dtype)).view(slot.shape) if slot.nbytes else None
+            for slot, raw in zip(self.layout.outputs.values(), self._raw_outputs(index), strict=True)
+        ]
+
+    def _verify_strict(self, index: int, private: Private, variant: str) -> None:
+        """Compare by the error that the declared precision itself makes on this set."""
+        try:
+            yardstick = Yardstick(self.problem, self.reference, private.arguments, self.outputs)
+        except (InvalidReference, OracleUnsupported) as error:
+            self.comparison.skipped.append(f"{variant}: {error}")
+            return
+        except torch.OutOfMemoryError:
+            self.comparison.skipped.append(f"{variant}: no memory for float64 on this device")
+            return
+        got = [
+            right if output is None else output
+            for output, right in zip(self._outputs(index), yardstick.expected, strict=True)
+        ]
+        self.comparison.add_strict(variant, yardstick, got)
 
     def _most_sets(self) -> int:
         """How many sets fit: in the arena, in the worker beside it, and in the time to draw them."""
@@ -222,18 +255,41 @@ class Series:
     # -- correctness --------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Correctness rounds on fresh inputs; raises `Verdict` at the first failure."""
+        """Correctness rounds on fresh inputs; raises `Verdict` at the first failure.
+
+        Strict sets, where the profile has them, take the place of one compatible round and come in
+        a secret order among them.
+        """
         with self.stages.timed("correctness"):
             self.layout = Layout.plan(self.problem, self.workload, 1)
-            rounds = max(1, min(self.plan.rounds, self._most_sets()))
-            self._bind(rounds, draw=True)
-            self._poison_outputs()
-            privates = [self._private(i) for i in range(rounds)]
-            self.backend.synchronize()
-            reply = self._ask({"cmd": "call", "sets": list(range(rounds))})
-            self.call_s = min(float(s) for s in reply["seconds"][:rounds])
-            for index, private in enumerate(privates):
-                self._verify(index, private)
+            most = self._most_sets()
+            variants = self.maker.variants
+            compatible = self.plan.rounds if not variants else max(1, self.plan.rounds - 1)
+            kinds = [*variants, *[None] * (compatible if variants else min(compatible, most))]
+            _random.shuffle(kinds)
+            strict_until = time.perf_counter() + _STRICT_BUDGET_S
+            for start in range(0, len(kinds), most):
+                chunk = kinds[start : start + most]
+                if self.comparison.strict_rounds and time.perf_counter() > strict_until:
+                    chunk = [kind for kind in chunk if kind is None]
+                    if not chunk:
+                        continue
+                self._check_some(chunk, strict_until)
+
+    def _check_some(self, kinds: Sequence[str | None], strict_until: float) -> None:
+        """One call of the worker for each kind of set, all in the arena at once."""
+        self._bind(len(kinds), draw=True, kinds=kinds)
+        self._poison_outputs()
+        privates = [self._private(i) for i in range(len(kinds))]
+        self.backend.synchronize()
+        reply = self._ask({"cmd": "call", "sets": list(range(len(kinds)))})
+        self.call_s = min(float(s) for s in reply["seconds"][: len(kinds)])
+        for index, (private, kind) in enumerate(zip(privates, kinds, strict=True)):
+            late = self.comparison.strict_rounds and time.perf_counter() > strict_until
+            if kind is not None and late:
+                self.comparison.skipped.append(f"{kind}: the reference is slow in float64")
+                continue
+            self._verify(index, private, kind)
 
     # -- timing -------------------------------------------------------------------------------
 
