@@ -241,7 +241,8 @@ class _Draw:
             factor = torch.ones(columns, device=t.device)
             factor[torch.randperm(columns[0], device=t.device, generator=self.generator)[: max(1, columns[0] // 32)]] = v.outliers  # fmt: skip
             t.mul_(factor)
-        shift = min(v.shift, 3) if t.dtype is torch.float16 else v.shift
+        # float16 has five bits of exponent: results would underflow or overflow.
+        shift = max(-4, min(v.shift, 3)) if t.dtype is torch.float16 else v.shift
         rows = self.powers((*t.shape[:-1], 1), t.device, *v.rows)
         t.mul_((rows * 2.0**shift).to(t.dtype))
 
