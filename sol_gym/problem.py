@@ -317,6 +317,8 @@ class NormalRule(_Rule):
     kind: Literal["normal"] = "normal"
     mean: float = 0.0
     std: float = Field(default=1.0, gt=0)
+    fan_in: bool = False
+    """Whether `std` is divided by the square root of the last axis."""
 
 
 class UniformRule(_Rule):

@@ -42,12 +42,15 @@ class Variant:
     """Means of an activation's columns, in units of its spread."""
     outliers: float = 1.0
     """Factor on one column in 32 (at least one)."""
+    unit_weights: bool = False
+    """Small weights grow until a product with unit inputs has unit size, so that their branch is
+    seen beside a residual."""
 
 
 VARIANTS = {
     v.name: v
     for v in (
-        Variant("plain"),
+        Variant("plain", unit_weights=True),
         Variant("rows", rows=(-7, 3), offset=0.5, outliers=8.0),
         Variant("tiny", shift=-10, rows=(-2, 2), offset=0.25),
         Variant("huge", shift=15, rows=(-1, 2), offset=0.25),
@@ -227,6 +230,11 @@ class _Draw:
         elif t.dim() == 1 or _BIAS.search(self.name):
             t.mul_(self.powers(t.shape[-1:], t.device, -1, 1))
         elif _WEIGHT.search(self.name) and not self.name.startswith(("attn_w", "grad")):
+            if v.unit_weights and t.dim() > 1:
+                size = float(t.float().square().mean().sqrt())
+                fan_in = math.prod(t.shape[1:]) if t.dim() > 3 else t.shape[-1]
+                if 0 < size < fan_in**-0.5:
+                    t.mul_(2.0 ** round(math.log2(fan_in**-0.5 / size)))
             # Rows of weights are output features.
             t.mul_(self.powers((*t.shape[:1], *(1,) * (t.dim() - 1)), t.device, -2, 2))
         else:
@@ -293,7 +301,8 @@ class _Draw:
             factor = self.powers(shape, device, rule.low, rule.high)
             t.copy_(t.float() * factor)
         elif rule.kind == "normal":
-            t.copy_(self.normal(t.shape, device) * rule.std + rule.mean)
+            std = rule.std / math.sqrt(t.shape[-1]) if rule.fan_in else rule.std
+            t.copy_(self.normal(t.shape, device) * std + rule.mean)
         elif rule.kind == "uniform":
             t.copy_(self.uniform(t.shape, device, rule.low, rule.high))
         elif rule.kind == "choice":
