@@ -157,6 +157,9 @@ class _Noise:
         noise = torch.maximum(torch.maximum(noise, floor), size * min(typical, 1.0))
         if self.right.shape[-1] < _SHORT_ROW:
             noise = torch.maximum(noise, _grouped(torch.cat(squares), self.right.shape[-1]))
+        if typical > _NOISE_ABOVE and noise.numel():
+            # Nothing but rounding error, which may by chance be none in a row of the reference's.
+            noise = noise.max().expand_as(noise).clone()
         self.size, self.noise = size, noise
         self.worst = self.ratio(self.right, against_reference=False)[1]
 
