@@ -323,9 +323,9 @@ def main() -> None:
                 print(f"    survivor: {text}")
             for text in report.below_rounding:
                 print(f"    below rounding: {text}")
+        if options.json:  # After every problem, so that a run that is broken off is of use.
+            options.json.write_text(json.dumps([vars(r) for r in reports], default=str))
     _summary(reports, options.ratios)
-    if options.json:
-        options.json.write_text(json.dumps([vars(r) for r in reports], indent=1, default=str))
 
 
 def _line(r: Report) -> str:

@@ -46,7 +46,7 @@ class Factors:
 
 
 FACTORS = {
-    "coarse": Factors(rms=4.0, cap=40.0),
+    "coarse": Factors(rms=3.0, cap=40.0),
     "fine": Factors(rms=32.0, cap=400.0),
 }
 """`coarse` where the noise is that of 16-bit (or narrower) roundings, which a candidate makes at
