@@ -430,6 +430,9 @@ class Pack(_Open):
     apply one after the other."""
     strict_variants: list[str] | None = None
     """Names of the strict variants used; None leaves the choice to the family."""
+    free_axes: list[str] = []
+    """Variable axes of which the strict profile also tries sizes that no workload has. Only axes
+    whose published sizes have no common divisor: a kernel must serve any size of those."""
     precision_policy: PrecisionPolicy = PrecisionPolicy()
     selects: float = Field(default=0.0, ge=0, le=1)
     """Share of an output's elements that a selection (top-k, routing) or a quantising step may

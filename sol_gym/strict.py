@@ -18,15 +18,16 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from .errors import ProblemError
-from .problem import Problem, StrictRule, Workload
+from .problem import Problem, SafetensorsInput, StrictRule, Workload
 
-__all__ = ["VARIANTS", "Variant", "harden", "variants_for"]
+__all__ = ["VARIANTS", "Variant", "harden", "other_shape", "variants_for"]
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,45 @@ def harden(
             else:
                 result[name] = draw.number(result[name], rule)
     return result
+
+
+def other_shape(problem: Problem, choose: Random) -> tuple[Workload, int] | None:
+    """A workload at a size that none of the problem's has, and the index of the one it is made of.
+
+    It is the smallest workload with one free axis (`Pack.free_axes`) shortened to an odd size.
+
+    Args:
+        problem: whose workloads to start from.
+        choose: the judge's secret randomness.
+
+    Returns:
+        None where no axis is free, or none can be shortened.
+    """
+    free = list(problem.pack.free_axes) if problem.pack else []
+    if not free:
+        return None
+
+    def size(index: int) -> int:
+        return sum(t.nbytes for t in problem.tensors(problem.workloads[index]).values())
+
+    start = min(range(len(problem.workloads)), key=size)
+    source = problem.workloads[start]
+    if any(isinstance(spec, SafetensorsInput) for spec in source.inputs.values()):
+        return None
+    choose.shuffle(free)
+    for axis in free:
+        value = source.axes[axis]
+        used = {workload.axes[axis] for workload in problem.workloads}
+        sizes = [n for n in range(max(1, value // 2) | 1, value, 2) if n not in used]
+        if not sizes:
+            continue
+        axes = {**source.axes, axis: choose.choice(sizes)}
+        try:
+            problem.definition.bind(axes)
+        except ProblemError:
+            continue
+        return source.model_copy(update={"uuid": f"{source.uuid}-other-shape", "axes": axes}), start
+    return None
 
 
 # ---- What an input is ------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -26,6 +27,7 @@ from ..evaluation import Correctness, Status, Timing, WorkloadResult
 from ..inputs import InputMaker
 from ..problem import AxisConst, Definition, Problem, RandomInput, ScalarInput, TensorSpec, Workload
 from ..solution import Solution
+from ..strict import other_shape
 from .backend import backend_for
 from .build import BuildCache, FlagRefused, binding_of, checked_flags
 from .correctness import Comparison
@@ -230,7 +232,32 @@ class _Run:
             failed |= result.status is not Status.PASSED
             if failed and not self._can_go_on(result):
                 break
+        if not failed and self.request.inputs_profile == "strict" and self.keep is None:
+            self._other_shape(reference)
         return outcome
+
+    def _other_shape(self, reference: Reference) -> None:
+        """Correctness at a size that is not listed; what fails there fails the listed workload."""
+        found = other_shape(self.problem, secrets.SystemRandom())
+        if found is None:
+            return
+        workload, source = found
+        try:
+            result = self._workload(workload, len(self.problem.workloads), reference, timing=False)
+        except ProblemError:
+            return  # The problem's own generator does not serve this size.
+        if result.status in (Status.PASSED, Status.INVALID_REFERENCE, Status.INFRA_ERROR):
+            return
+        changed = {
+            k: v for k, v in workload.axes.items() if v != self.problem.workloads[source].axes[k]
+        }
+        at = ", ".join(f"{axis} = {value}" for axis, value in changed.items())
+        self.outcome.results[source] = self.outcome.results[source].model_copy(
+            update={
+                "status": result.status, "timing": None, "correctness": result.correctness,
+                "message": f"at {at}, a size that is not listed: {result.message}",
+            }
+        )  # fmt: skip
 
     def close(self) -> None:
         """End the worker, then give the arena back (it is scrubbed when nothing can map it)."""

@@ -35,7 +35,7 @@ def wide(toy):
 
 
 def test_the_reference_passes_and_the_record_counts_strict_rounds(judged):
-    outcome = judged(RMSNORM, inputs_profile="strict", timing=True)
+    outcome = judged(RMSNORM, inputs_profile="strict")
     for result in outcome.results:
         assert result.status is Status.PASSED, result.message
         assert result.correctness.strict_rounds == 4
