@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from sol_gym.errors import ProblemError
 from sol_gym.inputs import InputMaker
 from sol_gym.problem import Pack, Problem
-from sol_gym.strict import VARIANTS, harden, variants_for
+from sol_gym.strict import VARIANTS, harden, other_shape, variants_for
 
 REFERENCE = "def run(*inputs):\n    return inputs[0]\n"
 ROWS, WIDTH = 24, 64
@@ -208,3 +209,15 @@ def test_the_compatible_profile_has_no_variants():
     p = problem(x=["rows", "width"])
     assert InputMaker(p, p.workloads[0], "cpu").variants == ()
     assert InputMaker(p, p.workloads[0], "cpu", profile="strict").variants == tuple(VARIANTS)
+
+
+def test_another_shape_has_one_free_axis_at_an_odd_size_that_is_not_listed():
+    p = problem(x=["rows", "width"])
+    assert other_shape(p, Random(1)) is None
+    p = p.model_copy(update={"pack": p.pack.model_copy(update={"free_axes": ["rows"]})})
+    sizes = set()
+    for seed in range(20):
+        workload, source = other_shape(p, Random(seed))
+        assert source == 0 and workload.uuid != p.workloads[0].uuid
+        sizes.add(workload.axes["rows"])
+    assert len(sizes) > 2 and all(ROWS // 2 <= n < ROWS and n % 2 for n in sizes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sol_gym.evaluation import Status
+from sol_gym.problem import Pack
 from tests.conftest import RMSNORM
 
 UNIT_RMS = "def run(x, weight):\n    return x * weight\n"
@@ -80,3 +81,16 @@ def test_numbers_that_strict_sets_changed_are_given_again_in_timed_calls(judged,
     assert judged(built_in, problem).results[0].status is Status.PASSED
     wrong = judged(built_in, problem, inputs_profile="strict").results[0]
     assert wrong.status is Status.INCORRECT_NUMERICAL
+
+
+def test_a_kernel_that_knows_the_listed_sizes_alone_fails_where_an_axis_is_free(judged, toy):
+    sizes = sorted(w.axes["rows"] for w in toy.workloads)
+    listed_only = RMSNORM.replace("def run(", "def right(") + (
+        f"def run(x, weight):\n    y = right(x, weight)\n    return y if len(x) in {sizes} else 0 * y\n"
+    )
+    free = toy.model_copy(update={"pack": Pack(id=toy.id, title="", free_axes=["rows"])})
+    assert all(r.status is Status.PASSED for r in judged(RMSNORM, free, inputs_profile="strict").results)
+    assert all(r.status is Status.PASSED for r in judged(listed_only, toy, inputs_profile="strict").results)
+    outcome = judged(listed_only, free, inputs_profile="strict")
+    assert [r.status for r in outcome.results].count(Status.INCORRECT_NUMERICAL) == 1
+    assert "a size that is not listed" in outcome.results[0].message
