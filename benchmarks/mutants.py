@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sol_gym.problem import Problem, TensorArg, Workload
-from sol_gym.sandbox.precision import _CONVOLUTIONS, _PRODUCTS, rounded_outputs, round_mantissa
+from sol_gym.sandbox.precision import _CONVOLUTIONS, _PRODUCTS, round_mantissa, rounded_outputs
 from sol_gym.sandbox.reference import Reference
 
 Outputs = dict[str, TensorArg]
@@ -64,7 +64,9 @@ class _Sites(ast.NodeVisitor):
     def __init__(self) -> None:
         self.found: list[tuple[str, str, ast.AST, Callable[[ast.AST], ast.AST | None]]] = []
 
-    def add(self, kind: str, what: str, node: ast.AST, make: Callable[[Any], ast.AST | None]) -> None:
+    def add(
+        self, kind: str, what: str, node: ast.AST, make: Callable[[Any], ast.AST | None]
+    ) -> None:
         line = getattr(node, "lineno", 0)
         self.found.append((kind, f"line {line}: {what}", node, make))
 
@@ -120,7 +122,11 @@ class _Sites(ast.NodeVisitor):
         target = node.targets[0]
         if isinstance(target, ast.Subscript):
             self.add("write", f"`{_short(node)}` left out", node, lambda n: ast.Pass())
-        if isinstance(target, ast.Tuple) and len(target.elts) == 2 and isinstance(node.value, ast.Call):
+        if (
+            isinstance(target, ast.Tuple)
+            and len(target.elts) == 2
+            and isinstance(node.value, ast.Call)
+        ):
             self.add("swap", f"`{_short(node)}` with its results exchanged", node, _exchanged)
         self.generic_visit(node)
 
@@ -262,7 +268,9 @@ def _at(position: int, change: Callable[[Any], Any]) -> Callable[[list[Any]], li
         if isinstance(value, Tensor) and value.dtype.itemsize == 1 and value.is_floating_point():
             bits = value.view(torch.uint8)
             changed[position] = (
-                change(value) if change in (_ones, torch.zeros_like) else change(bits).view(value.dtype)
+                change(value)
+                if change in (_ones, torch.zeros_like)
+                else change(bits).view(value.dtype)
             )
         else:
             changed[position] = change(value)
@@ -313,7 +321,9 @@ def _precision_mutants(
 
         return Version("precision", what, run)
 
-    quantised = any("float8" in d or "float4" in d for d in dtypes) or problem.id.startswith("Quant")
+    quantised = any("float8" in d or "float4" in d for d in dtypes) or problem.id.startswith(
+        "Quant"
+    )
     if outs & {"float32"} and not dtypes & {"bfloat16", "float16"} and not quantised:
         yield under("every step rounded to bfloat16", lambda: _RoundSteps(torch.bfloat16))
         yield under("every step rounded to float16", lambda: _RoundSteps(torch.float16))
@@ -381,9 +391,7 @@ class _RoundProducts(TorchFunctionMode):
 # ---- Reformulations --------------------------------------------------------------------------
 
 
-def reformulations(
-    problem: Problem, reference: Reference
-) -> Iterator[Version]:
+def reformulations(problem: Problem, reference: Reference) -> Iterator[Version]:
     """What an honest author may do instead."""
 
     def under(name: str, *modes: Callable[[], TorchFunctionMode], widen: bool = False) -> Version:

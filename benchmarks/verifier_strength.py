@@ -69,9 +69,7 @@ class Report:
     below_rounding: list[str] = field(default_factory=list)
     survivors: list[str] = field(default_factory=list)
     honest: int = 0
-    rejected: dict[str, list[str]] = field(
-        default_factory=lambda: {"compatible": [], "strict": []}
-    )
+    rejected: dict[str, list[str]] = field(default_factory=lambda: {"compatible": [], "strict": []})
     ratios: list[tuple[str, str, str, float, float, float]] = field(default_factory=list)
     """(reformulation, draw, output, rms, largest, the reference's largest), in units of the noise."""
     void: list[str] = field(default_factory=list)

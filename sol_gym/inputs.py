@@ -201,7 +201,9 @@ class InputMaker:
             scalars.append({k: v for k, v in drawn.items() if not isinstance(v, Tensor)})
         return scalars
 
-    def _harden(self, drawn: dict[str, Tensor | Scalar], variant: str) -> dict[str, Tensor | Scalar]:
+    def _harden(
+        self, drawn: dict[str, Tensor | Scalar], variant: str
+    ) -> dict[str, Tensor | Scalar]:
         begin = time.perf_counter()
         hard = harden(drawn, self.problem, self.workload, variant, self._draws)
         self.hardening_s += time.perf_counter() - begin

@@ -25,7 +25,7 @@ import torch
 from torch import Generator, Tensor
 
 from .errors import ProblemError
-from .problem import Problem, SafetensorsInput, StrictRule, Workload
+from .problem import LengthsRule, Problem, SafetensorsInput, StrictRule, Workload
 
 __all__ = ["VARIANTS", "Variant", "harden", "other_shape", "variants_for"]
 
@@ -204,7 +204,7 @@ class _Draw:
 
     # -- by kind -------------------------------------------------------------------------------
 
-    def number(self, value: bool | int | float, rule: StrictRule | None) -> bool | int | float:
+    def number(self, value: bool | int | float, rule: Any) -> bool | int | float:
         device = self.generator.device
         if rule is not None and rule.kind == "keep":
             return value
@@ -245,15 +245,22 @@ class _Draw:
             return
         if low < -1e4 * max(1.0, high) and (high == 0.0 or _MASK.search(self.name)):
             self._additive_mask(t, low)
-        elif _MASK.search(self.name) and 0.0 <= low and high <= 1.0:
+        elif _MASK.search(self.name) and low >= 0.0 and high <= 1.0:
             if t.dim() > 1 or high == low:
                 self._coin(t)
-        elif _ANGLE.search(self.name) and not self.name.startswith("grad") and -1 <= low and high <= 1:
+        elif (
+            _ANGLE.search(self.name)
+            and not self.name.startswith("grad")
+            and low >= -1
+            and high <= 1
+        ):
             angles = self.uniform(t.shape, t.device, -math.pi, math.pi)
             t.copy_(angles.cos() if "cos" in self.name else angles.sin())
-        elif _FREQUENCY.search(self.name) and not self.name.startswith("grad") and "weight" not in self.name:
-            t.mul_(self.uniform(t.shape[-1:], t.device, 0.5, 1.0))
-        elif _DECAY.search(self.name):
+        elif (
+            _FREQUENCY.search(self.name)
+            and not self.name.startswith("grad")
+            and "weight" not in self.name
+        ) or _DECAY.search(self.name):
             t.mul_(self.uniform(t.shape[-1:], t.device, 0.5, 1.0))
         elif t.numel() > 1 and low == high == 1.0:
             t.copy_(self._signed_weight(t))
@@ -327,7 +334,8 @@ class _Draw:
 
     # -- by rule -------------------------------------------------------------------------------
 
-    def _by_rule(self, t: Tensor, rule: StrictRule) -> None:
+    def _by_rule(self, t: Tensor, rule: Any) -> None:
+        # Told apart by `kind`, which the schema has checked.
         device, g = t.device, self.generator
         if rule.kind == "keep":
             return
@@ -373,7 +381,7 @@ class _Draw:
             else:
                 self._additive_mask(t, float(t.min()), graded=rule.graded)
 
-    def _lengths(self, t: Tensor, rule: StrictRule) -> None:
+    def _lengths(self, t: Tensor, rule: LengthsRule) -> None:
         """Boundaries of very unequal pieces that add up to what they did."""
         total = int(t.max()) if rule.total is None else self._bound(rule.total)
         pieces = t.numel() - (1 if rule.leading_zero else 0)

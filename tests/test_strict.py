@@ -189,7 +189,9 @@ def test_an_unknown_kind_of_rule_is_refused_by_the_schema():
 
 
 def test_a_fill_hardens_the_sets_it_is_told_to_and_leaves_the_others():
-    p = problem(x=["rows", "width"], norm_weight=["width"], scale={"shape": None, "dtype": "float32"})
+    p = problem(
+        x=["rows", "width"], norm_weight=["width"], scale={"shape": None, "dtype": "float32"}
+    )
     maker = InputMaker(p, p.workloads[0], "cpu", seed=1, profile="strict")
     views = {"x": torch.empty(3, ROWS, WIDTH), "norm_weight": torch.empty(3, WIDTH)}
     scalars = maker.fill(views, 3, [None, "plain"])

@@ -62,8 +62,9 @@ class Comparison:
             ok = (
                 finite & (difference <= tolerance.max_atol + tolerance.max_rtol * magnitude)
             ) | same_inf
-            if allowed is not None:
-                outside += int((difference > torch.maximum(allowed, self.hard_cap * tolerance.max_rtol * magnitude)).sum())
+            if allowed is not None and self.hard_cap is not None:
+                own = self.hard_cap * tolerance.max_rtol * magnitude
+                outside += int((difference > torch.maximum(allowed, own)).sum())
             relative = difference / magnitude.clamp_min(1e-12)
             counts = torch.stack(
                 [

@@ -88,13 +88,14 @@ class Yardstick:
         self.expected = reference(arguments, outputs)
         self.oracle = oracle_outputs(reference, arguments, outputs)
         rounded = rounded_outputs(reference, arguments, outputs, policy)
+        lowered: list[Tensor | None] = [None] * len(outputs) if rounded is None else [*rounded]
         self._noise = [
             _Noise(spec, right, exact, lower)
             for spec, right, exact, lower in zip(
                 outputs.values(),
                 self.expected,
                 self.oracle,
-                rounded or [None] * len(outputs),
+                lowered,
                 strict=True,
             )
         ]
@@ -250,8 +251,7 @@ _PRODUCTS: set[Callable[..., Any]] = {
 _CONVOLUTIONS: set[Callable[..., Any]] = {
     F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
     torch.conv1d, torch.conv2d, torch.conv3d, torch.conv_transpose1d, torch.conv_transpose2d,
-    torch.conv_transpose3d, torch.convolution, torch.nn.grad.conv2d_weight,
-    torch.nn.grad.conv2d_input, torch.ops.aten.convolution_backward,
+    torch.conv_transpose3d, torch.convolution,
 }  # fmt: skip
 
 

@@ -223,7 +223,9 @@ class Series:
         """Call `index`'s outputs where they lie; None for those without elements."""
         return [
             raw.view(getattr(torch, slot.dtype)).view(slot.shape) if slot.nbytes else None
-            for slot, raw in zip(self.layout.outputs.values(), self._raw_outputs(index), strict=True)
+            for slot, raw in zip(
+                self.layout.outputs.values(), self._raw_outputs(index), strict=True
+            )
         ]
 
     def _verify_strict(self, index: int, private: Private, variant: str) -> None:

@@ -13,6 +13,7 @@ from sol_gym.strict import VARIANTS, variants_for
 
 IDS = list_ids()
 
+
 @pytest.mark.parametrize("problem_id", IDS)
 def test_what_a_pack_says_about_strictness_fits_its_problem(problem_id):
     problem = load(problem_id)

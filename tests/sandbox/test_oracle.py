@@ -53,7 +53,9 @@ def test_products_and_transforms_are_float64():
     a, b = torch.randn(5, 6), torch.randn(6, 3)
     source = "def run(a, b):\n    return torch.einsum('ik,kj->ij', a.bfloat16(), b.bfloat16())"
     assert torch.allclose(oracle(source, a, b, shape=(5, 3)), a.double() @ b.double(), rtol=1e-12)
-    y = oracle("def run(x):\n    return torch.fft.rfft(x, n=4).to(torch.complex64).real", X, shape=(3,))
+    y = oracle(
+        "def run(x):\n    return torch.fft.rfft(x, n=4).to(torch.complex64).real", X, shape=(3,)
+    )
     assert torch.allclose(y, torch.fft.rfft(X.double()).real, rtol=1e-14)
 
 

@@ -17,12 +17,15 @@ def run(x, weight):
     square = (half * half).mean(-1, keepdim=True).float()
     return (x.float() * torch.rsqrt(square + 1e-6) * weight.float()).to(x.dtype)
 """
-ONE_ROW_STALE = RMSNORM.replace("def run(", "def right(") + """
+ONE_ROW_STALE = (
+    RMSNORM.replace("def run(", "def right(")
+    + """
 def run(x, weight):
     y = right(x, weight)
     y[5] = y[6]
     return y
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +92,12 @@ def test_a_kernel_that_knows_the_listed_sizes_alone_fails_where_an_axis_is_free(
         f"def run(x, weight):\n    y = right(x, weight)\n    return y if len(x) in {sizes} else 0 * y\n"
     )
     free = toy.model_copy(update={"pack": Pack(id=toy.id, title="", free_axes=["rows"])})
-    assert all(r.status is Status.PASSED for r in judged(RMSNORM, free, inputs_profile="strict").results)
-    assert all(r.status is Status.PASSED for r in judged(listed_only, toy, inputs_profile="strict").results)
+    assert all(
+        r.status is Status.PASSED for r in judged(RMSNORM, free, inputs_profile="strict").results
+    )
+    assert all(
+        r.status is Status.PASSED for r in judged(listed_only, toy, inputs_profile="strict").results
+    )
     outcome = judged(listed_only, free, inputs_profile="strict")
     assert [r.status for r in outcome.results].count(Status.INCORRECT_NUMERICAL) == 1
     assert "a size that is not listed" in outcome.results[0].message
