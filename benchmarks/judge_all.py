@@ -1,6 +1,6 @@
 """Judge references and hand-written kernels on all workloads; writes a Markdown table and JSONL.
 
-python benchmarks/judge_all.py --what references|kernels [--only TEXT] [--timeout S] --out FOLDER
+python benchmarks/judge_all.py --what references|kernels|unrounded [--only TEXT] [--timeout S] --out FOLDER
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def jobs(what: str) -> list[tuple[str, str, Solution]]:
             for name in list_ids()
         ]
     found = []
-    for file in sorted(_KERNELS.iterdir()):
+    folder = _KERNELS if what == "kernels" else _KERNELS / what
+    for file in sorted(folder.iterdir()):
         if file.suffix in (".py", ".cu"):
             subset, number, *_ = file.stem.split("_")
             found.append((resolve(f"{_SUBSETS[subset]}/{number}"), file.name, load_solution(file)))
@@ -40,7 +41,7 @@ def jobs(what: str) -> list[tuple[str, str, Solution]]:
 def main() -> None:
     """Judge, print a line each, write the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--what", choices=["references", "kernels"], required=True)
+    parser.add_argument("--what", choices=["references", "kernels", "unrounded"], required=True)
     parser.add_argument("--only", default="", help="Comma-separated parts of names.")
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--no-scoring", action="store_true", help="No bounds, no baseline.")

@@ -103,8 +103,7 @@ def profiled_ms(problem_id: str, file: str, index: int) -> tuple[float, float]:
     with torch.no_grad():
         for _ in range(3):
             module.run(*arguments())
-        specs = [*problem.tensors(workload).values(), *outputs.values()]
-        count = min(_ROW_CALLS, max(3, _ROW_BYTES // max(1, sum(s.nbytes for s in specs))))
+        count = min(_ROW_CALLS, max(3, _ROW_BYTES // max(1, problem.declared_bytes(workload))))
         sets = [arguments() for _ in range(count)]
         spans_ms(sets)
         row = statistics.median(spans_ms(sets) for _ in range(5))

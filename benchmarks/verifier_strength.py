@@ -261,8 +261,8 @@ class Study:
                 continue
             for position, (spec, got) in enumerate(zip(outputs.values(), results, strict=True)):  # fmt: skip
                 noise = draw.yardstick._noise[position]
-                rms, worst = draw.yardstick.ratio(position, got)
-                report.ratios.append((version.name, f"{draw.kind} {noise.kind}", spec.name, rms, worst, noise.worst))  # fmt: skip
+                off = draw.yardstick.compare(position, got)
+                report.ratios.append((version.name, f"{draw.kind} {noise.kind}", spec.name, off.rms, off.worst, noise.worst))  # fmt: skip
 
 
 _NOT_RUNNING = {"InvalidReference"}

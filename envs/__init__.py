@@ -7,6 +7,7 @@ Importing this package registers the ids (it loads neither torch nor a GPU runti
 
     env = gymnasium.make("SolGym/L1-069_rms_norm-v0", device="auto", max_turns=8)
     env = gymnasium.make("SolGym-v0", problem="path/to/my_problem")
+    env = gymnasium.make(sol_gym.envs.register_problem("imported/19_ReLU"))
     envs = gymnasium.make_vec("SolGym/L1-069_rms_norm-v0", num_envs=4, vectorization_mode="async")
 
 Without the import, gymnasium finds an id when told the module:
@@ -16,7 +17,7 @@ Without the import, gymnasium finds an id when told the module:
 from __future__ import annotations
 
 from .kernel_env import KernelEnv
-from .registration import SCORING_VERSION, env_id, register_all
+from .registration import SCORING_VERSION, env_id, register_all, register_problem
 from .rewards import REWARDS, ImprovementReward, Reward, ScoreReward, ShapedReward, get_reward
 from .spaces import Utf8
 from .wrappers import EpisodeBest, TextOnly
@@ -27,6 +28,7 @@ __all__ = [  # noqa: RUF022 (grouped)
     "SCORING_VERSION",
     "env_id",
     "register_all",
+    "register_problem",
     # space
     "Utf8",
     # rewards

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from .errors import ProblemError
 
@@ -69,6 +69,14 @@ def check_constraint(constraint: str, values: Mapping[str, int]) -> bool:
             return False
         left = right
     return True
+
+
+def concerns_values(constraint: str, inputs: Iterable[str]) -> bool:
+    """Whether a constraint speaks of an input's values, as ``"n == kv_indptr[-1].item()"`` does.
+
+    Such constraints are for whoever makes the inputs; shapes cannot show whether they hold.
+    """
+    return not names_in(constraint).isdisjoint(inputs)
 
 
 def names_in(expression: str) -> set[str]:

@@ -19,7 +19,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +28,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from .device import Device
-from .paths import cache_dir
+from .paths import cache_dir, write_atomically
 
 HEADROOM = 1.25
 """Factor on measured peaks."""
@@ -63,7 +62,7 @@ def calibrated_cpu(*, force: bool = False) -> Device:
     if known:
         device = best_of(known, device)
     with contextlib.suppress(OSError):  # where nothing can be kept, every process measures
-        _write_atomically(file, device.model_dump_json(indent=1))
+        write_atomically(file, device.model_dump_json(indent=1))
     return device
 
 
@@ -239,11 +238,3 @@ def _last_level_cache() -> int:
             factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1], 1)
             sizes.append(int(text.rstrip("KMG")) * factor)
     return max(sizes, default=_DEFAULT_CACHE)
-
-
-def _write_atomically(file: Path, text: str) -> None:
-    """A whole file or none: others may read or write it at the same time."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".json", delete=False) as part:
-        part.write(text)
-    os.replace(part.name, file)

@@ -65,7 +65,7 @@ def check_workload(problem: Problem, workload: Workload, reference: Reference) -
     results = [r.clone() for r in reference(list(first.values()), outputs)]
     for name, before in tensors.items():
         after = first[name]
-        if isinstance(after, torch.Tensor) and not _same_bytes(after, before):
+        if isinstance(after, torch.Tensor) and not same_bytes(after, before):
             yield f"the reference changes its input {name!r}"
     again = reference(list(kept.values()), outputs)
     for spec, a, b in zip(outputs.values(), again, results, strict=True):
@@ -79,8 +79,8 @@ def check_workload(problem: Problem, workload: Workload, reference: Reference) -
         ):
             yield f"output {spec.name!r} has NaN"
     other = InputMaker(problem, workload, device, seed=2).draw()
-    varies = any(not _same_bytes(before, _tensor(other[name])) for name, before in tensors.items())
-    if varies and all(map(_same_bytes, reference(list(other.values()), outputs), results)):
+    varies = any(not same_bytes(before, _tensor(other[name])) for name, before in tensors.items())
+    if varies and all(map(same_bytes, reference(list(other.values()), outputs), results)):
         yield _CONSTANT
 
 
@@ -90,15 +90,15 @@ def _tensor(value: Any) -> torch.Tensor:
 
 def _smallest(problem: Problem) -> Problem | None:
     def size(index: int) -> int:
-        workload = problem.workloads[index]
-        tensors: Any = {**problem.tensors(workload), **problem.outputs(workload)}
-        return sum(t.nbytes for t in tensors.values())
+        return problem.declared_bytes(problem.workloads[index])
 
     best = min(range(len(problem.workloads)), key=size)
     return problem.with_workloads([best]) if size(best) <= _MAX_BYTES else None
 
 
-def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors hold the same bits, whatever their dtype can compare."""
+
     def raw(t: torch.Tensor) -> torch.Tensor:
         return (
             t.contiguous().reshape(-1).view(torch.uint8)

@@ -36,6 +36,38 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class Severity(StrEnum):
+    """What a finding of the audit means for the evaluation."""
+
+    VETO = "veto"
+    """It has no honest use: the evaluation is refused as REWARD_HACK before anything runs."""
+    SUSPICIOUS = "suspicious"
+    """Cheats do this and few honest kernels do; somebody should look. Nothing follows by itself."""
+    NOTE = "note"
+    """Worth knowing when the result is read; honest kernels do it too."""
+
+
+class Finding(_Record):
+    """Something the audit saw in a source text."""
+
+    rule: str
+    """Id of the rule; see docs/audit.md."""
+    severity: Severity
+    file: str
+    line: int = Field(ge=0)
+    """1-based; 0 where the finding is about the whole file."""
+    text: str
+    """What was found and why it matters."""
+    source: str = ""
+    """The line itself, shortened."""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.rule}: {self.text}" + (
+            f"\n    {self.source}" if self.source else ""
+        )
+
+
 class Mismatch(_Record):
     """The first element that is out of tolerance."""
 
@@ -176,6 +208,8 @@ class Evaluation(_Record):
     log: str = ""
     """Tail of what the solution printed."""
     results: list[WorkloadResult] = []
+    findings: list[Finding] | None = None
+    """What the static audit saw in the source; None where it was switched off."""
     provenance: Provenance
 
     @property

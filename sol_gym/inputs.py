@@ -35,6 +35,7 @@ from .problem import (
     TensorArg,
     Workload,
 )
+from .recorded import read_recorded
 from .strict import harden, variants_for
 
 __all__ = [
@@ -77,7 +78,7 @@ class InputMaker:
         device: where the tensors are to be.
         seed: makes the sequence of sets repeatable; None draws a secret seed.
         profile: how `random` inputs are drawn.
-        blob_root: folder that recorded tensors are looked up in, before the problem's own.
+        blob_root: folder that recorded tensors are looked up in, before those the problem names.
 
     Raises:
         ProblemError: unknown profile, unusable reference or generator, missing or unfit file.
@@ -124,7 +125,13 @@ class InputMaker:
         }
         self._generate = load_generator(problem) if self._custom else None
         self._recorded = {
-            name: self._read_recorded(self.tensors[name], kind, blob_root)
+            name: read_recorded(
+                self.tensors[name],
+                kind,
+                (blob_root, problem.blob_root, problem.root),
+                self.device,
+                self._where,
+            )
             for name, kind in kinds.items()
             if isinstance(kind, SafetensorsInput)
         }
@@ -274,41 +281,6 @@ class InputMaker:
             value if value.dtype == torch_dtype(arg.dtype) else value.view(torch_dtype(arg.dtype))
         )
 
-    def _read_recorded(
-        self, arg: TensorArg, kind: SafetensorsInput, blob_root: str | Path | None
-    ) -> Tensor:
-        """A recorded tensor, from the blob root or else from the problem's folder."""
-        from safetensors import SafetensorError, safe_open
-
-        roots = [Path(root) for root in (blob_root, self.problem.root) if root is not None]
-        where = f"{self._where}: input {arg.name!r}"
-        file = next((root / kind.path for root in roots if (root / kind.path).is_file()), None)
-        if file is None:
-            looked = (
-                ", ".join(map(str, roots)) or "nowhere (no blob_root given, problem has no folder)"
-            )
-            raise ProblemError(
-                f"{where}: recorded file {kind.path!r} not found; looked in {looked}; "
-                "pass blob_root, the folder that such paths are relative to"
-            )
-        try:
-            with safe_open(str(file), framework="pt", device=str(self.device)) as tensors:
-                keys = list(tensors.keys())
-                if kind.tensor_key not in keys:
-                    raise ProblemError(
-                        f"{where}: {file} has no tensor {kind.tensor_key!r}; it has {keys}"
-                    )
-                value = tensors.get_tensor(kind.tensor_key)
-        except SafetensorError as error:
-            raise ProblemError(f"{where}: {file} is not a safetensors file: {error}") from None
-        if tuple(value.shape) != arg.shape:
-            raise ProblemError(
-                f"{where}: {file}: tensor {kind.tensor_key!r} has shape {list(value.shape)}, "
-                f"expected {list(arg.shape)}"
-            )
-        _check_dtype(value, arg, f"{where}: {file}: tensor {kind.tensor_key!r}")
-        return _as_declared(value, arg)
-
     @property
     def _where(self) -> str:
         return f"{self.problem.id}, workload {self.workload.uuid}"
@@ -343,12 +315,6 @@ def load_generator(problem: Problem) -> Callable[[dict[str, Any], torch.device],
 def _bytes(tensor: Tensor) -> Tensor:
     """fp4 tensors as their bytes, since torch lacks most operations on them; others as they are."""
     return tensor.view(torch.uint8) if str(tensor.dtype) == "torch.float4_e2m1fn_x2" else tensor
-
-
-def _as_declared(tensor: Tensor, arg: TensorArg) -> Tensor:
-    """`tensor` in its declared dtype, where fp4 came as bytes."""
-    dtype = torch_dtype(arg.dtype)
-    return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
 def _check_dtype(tensor: Tensor, arg: TensorArg, what: str) -> None:

@@ -39,3 +39,11 @@ def runtime_dir() -> Path:
             f"{path} is not private to this user; remove it or set SOL_GYM_RUNTIME to a folder with mode 700"
         )
     return path
+
+
+def write_atomically(file: Path, text: str) -> None:
+    """A whole file or none, its folder made: others may read or write it at the same time."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False) as part:
+        part.write(text)
+    os.replace(part.name, file)

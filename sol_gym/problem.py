@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from .axes import check_constraint, evaluate_axis, names_in
+from .axes import check_constraint, concerns_values, evaluate_axis, names_in
 from .errors import ProblemError
 
 DType = Literal[
@@ -241,7 +241,7 @@ class Definition(_Open):
 
         Raises:
             ProblemError: a variable axis is missing, an unknown one given, an expression is
-                circular, or a constraint does not hold.
+                circular, or a constraint over axes does not hold.
         """
         missing = [n for n in self.var_axes if n not in axes]
         unknown = [n for n in axes if n not in self.axes]
@@ -263,6 +263,8 @@ class Definition(_Open):
             for name in ready:
                 values[name] = evaluate_axis(pending.pop(name), values)
         for constraint in self.constraints or ():
+            if concerns_values(constraint, self.inputs):
+                continue
             if not check_constraint(constraint, values):
                 raise ProblemError(
                     f"{self.name}: constraint {constraint!r} does not hold for {values}"
@@ -438,6 +440,8 @@ class Pack(_Open):
     """Share of an output's elements that a selection (top-k, routing) or a quantising step may
     decide otherwise where two candidates are equal up to rounding; 0 where nothing is selected."""
     smoke: SmokeProfile | None = None
+    imported_from: dict[str, str] | None = None
+    """Of an imported problem: `format`, `source` (file or folder name) and the source's `sha256`."""
 
 
 class TensorArg(_Model):
@@ -482,6 +486,8 @@ class Problem(_Model):
     pack: Pack | None = None
     root: str | None = Field(default=None, exclude=True)
     """Folder it came from; safetensors paths are relative to it."""
+    blob_root: str | None = Field(default=None, exclude=True)
+    """Folder the user named for recorded tensors; looked in before `root`."""
 
     @model_validator(mode="after")
     def _workloads_fit(self) -> Problem:
@@ -528,6 +534,11 @@ class Problem(_Model):
         """Outputs of a workload with their resolved shapes, in call order."""
         return self._resolve(self.definition.outputs, workload)
 
+    def declared_bytes(self, workload: Workload) -> int:
+        """Bytes of a workload's inputs and outputs together."""
+        arguments = [*self.tensors(workload).values(), *self.outputs(workload).values()]
+        return sum(argument.nbytes for argument in arguments)
+
     def _resolve(self, specs: dict[str, TensorSpec], workload: Workload) -> dict[str, TensorArg]:
         values = self.definition.bind(workload.axes)
         return {
@@ -571,6 +582,7 @@ class Problem(_Model):
             profile="smoke",
             pack=self.pack,
             root=self.root,
+            blob_root=self.blob_root,
         )
 
     def with_workloads(self, indices: list[int]) -> Problem:
@@ -652,22 +664,48 @@ def load_problem(path: str | Path, *, problem_id: str | None = None) -> Problem:
 
 
 def export_problem(problem: Problem, folder: str | Path) -> Path:
-    """Write a problem in the public layout (reference embedded and beside it); returns the folder."""
+    """Write a problem in the public layout, so that `load_problem` gives it back; returns the folder.
+
+    The reference is embedded in definition.json and stands beside it too. pack.json, which other
+    tools pass over, is written with the full workloads only: it holds the smoke ones.
+
+    Raises:
+        ProblemError: the folder cannot be written.
+    """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    definition = _without_nulls(problem.definition.model_dump(mode="json"))
-    (folder / "definition.json").write_text(json.dumps(definition, indent=2) + "\n")
-    (folder / "reference.py").write_text(problem.reference)
-    lines = [json.dumps(_without_nulls(w.model_dump(mode="json"))) for w in problem.workloads]
-    (folder / "workload.jsonl").write_text("\n".join(lines) + "\n")
+    texts = {
+        "definition.json": json.dumps(_as_record(problem.definition), indent=2),
+        "workload.jsonl": "\n".join(json.dumps(_as_record(w)) for w in problem.workloads),
+    }
+    if problem.pack is not None and problem.profile == "full":
+        texts["pack.json"] = json.dumps(_as_record(problem.pack), indent=2)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "reference.py").write_text(problem.reference)
+        for name, text in texts.items():
+            (folder / name).write_text(text + "\n")
+    except OSError as error:
+        raise ProblemError(f"{folder}: cannot be written: {error.strerror}") from None
     return folder
 
 
-def _without_nulls(value: Any) -> Any:
-    """JSON data without fields that say nothing; a shape of null says that it is a scalar."""
-    if isinstance(value, dict):
-        return {k: _without_nulls(v) for k, v in value.items() if v is not None or k == "shape"}
-    return [_without_nulls(v) for v in value] if isinstance(value, list) else value
+_SAYS_NOTHING = {
+    "description", "op_type", "constraints", "custom_inputs_entrypoint", "max_error_cap",
+    "source_model", "smoke", "imported_from",
+}  # fmt: skip
+"""Fields of ours that mean the same whether they are null or missing."""
+
+
+def _as_record(model: BaseModel) -> Any:
+    """JSON data of a model, without the nulls that say nothing (a shape of null is a scalar)."""
+
+    def compact(value: Any) -> Any:
+        if isinstance(value, dict):
+            kept = {k: v for k, v in value.items() if v is not None or k not in _SAYS_NOTHING}
+            return {k: compact(v) for k, v in kept.items()}
+        return [compact(v) for v in value] if isinstance(value, list) else value
+
+    return compact(model.model_dump(mode="json"))
 
 
 def iter_problem_folders(root: str | Path) -> Iterator[Path]:

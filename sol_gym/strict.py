@@ -124,10 +124,15 @@ def harden(
     return result
 
 
+_ENOUGH_SIZES = 8
+"""So many odd sizes are hard enough to guess; fewer only where no workload leaves as many."""
+
+
 def other_shape(problem: Problem, choose: Random) -> tuple[Workload, int] | None:
     """A workload at a size that none of the problem's has, and the index of the one it is made of.
 
-    It is the smallest workload with one free axis (`Pack.free_axes`) shortened to an odd size.
+    It is the smallest workload that leaves enough sizes to choose from, with one free axis
+    (`Pack.free_axes`) shortened to an odd size of at least half.
 
     Args:
         problem: whose workloads to start from.
@@ -139,28 +144,31 @@ def other_shape(problem: Problem, choose: Random) -> tuple[Workload, int] | None
     free = list(problem.pack.free_axes) if problem.pack else []
     if not free:
         return None
-
-    def size(index: int) -> int:
-        return sum(t.nbytes for t in problem.tensors(problem.workloads[index]).values())
-
-    start = min(range(len(problem.workloads)), key=size)
-    source = problem.workloads[start]
-    if any(isinstance(spec, SafetensorsInput) for spec in source.inputs.values()):
-        return None
-    choose.shuffle(free)
-    for axis in free:
-        value = source.axes[axis]
-        used = {workload.axes[axis] for workload in problem.workloads}
-        sizes = [n for n in range(max(1, value // 2) | 1, value, 2) if n not in used]
-        if not sizes:
+    bytes_of = [sum(t.nbytes for t in problem.tensors(w).values()) for w in problem.workloads]
+    best: tuple[Workload, int] | None = None
+    most = 0
+    for start in sorted(range(len(bytes_of)), key=bytes_of.__getitem__):
+        source = problem.workloads[start]
+        if any(isinstance(spec, SafetensorsInput) for spec in source.inputs.values()):
             continue
-        axes = {**source.axes, axis: choose.choice(sizes)}
-        try:
-            problem.definition.bind(axes)
-        except ProblemError:
-            continue
-        return source.model_copy(update={"uuid": f"{source.uuid}-other-shape", "axes": axes}), start
-    return None
+        choose.shuffle(free)
+        for axis in free:
+            value = source.axes[axis]
+            used = {workload.axes[axis] for workload in problem.workloads}
+            sizes = [n for n in range(max(1, value // 2) | 1, value, 2) if n not in used]
+            if len(sizes) <= most:
+                continue
+            axes = {**source.axes, axis: choose.choice(sizes)}
+            try:
+                problem.definition.bind(axes)
+            except ProblemError:
+                continue
+            uuid = f"{source.uuid}-other-shape"
+            best = source.model_copy(update={"uuid": uuid, "axes": axes}), start
+            most = len(sizes)
+        if most >= _ENOUGH_SIZES:
+            break
+    return best
 
 
 # ---- What an input is ------------------------------------------------------------------------
@@ -239,7 +247,8 @@ class _Draw:
             self._floats(t)
 
     def _floats(self, t: Tensor) -> None:
-        low, high = float(t.min()), float(t.max())
+        # One read for both: on a GPU the host waits for it.
+        low, high = torch.stack(torch.aminmax(t.float())).tolist()
         v = self.variant
         if not (math.isfinite(low) and math.isfinite(high)):
             return
@@ -290,7 +299,7 @@ class _Draw:
     def _activation(self, t: Tensor, v: Variant) -> None:
         columns = t.shape[-1:]
         if v.offset:
-            spread = float(t.float().square().mean().sqrt())
+            spread = t.float().square().mean().sqrt()
             t.add_((self.normal(columns, t.device) * v.offset * spread).to(t.dtype))
         if v.outliers != 1.0 and columns[0] > 1:
             factor = torch.ones(columns, device=t.device)

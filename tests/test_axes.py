@@ -2,7 +2,7 @@
 
 import pytest
 
-from sol_gym.axes import check_constraint, evaluate_axis, names_in
+from sol_gym.axes import check_constraint, concerns_values, evaluate_axis, names_in
 from sol_gym.errors import ProblemError
 
 VALUES = {"a": 6, "b": 4}
@@ -79,3 +79,9 @@ def test_what_is_no_comparison_of_numbers_is_refused(constraint):
 def test_names():
     assert names_in("(a + b) * 2 // a") == {"a", "b"}
     assert names_in("7") == set()
+
+
+def test_constraints_over_values_of_inputs_are_told_from_those_over_axes():
+    inputs = {"kv_indptr": None}
+    assert concerns_values("a == kv_indptr[-1].item()", inputs)
+    assert not concerns_values("a == b + 2", inputs)

@@ -146,6 +146,22 @@ def test_constraints_are_checked_for_every_workload():
         p.definition.bind({"rows": 4})
 
 
+def test_constraints_over_values_are_kept_and_not_evaluated(tmp_path):
+    p = problem({"constraints": ["rows < 4", "rows == x.sum().item()"]})
+    assert p.definition.bind({"rows": 3})["half"] == 4
+    assert load_problem(export_problem(p, tmp_path)).definition.constraints[1].startswith("rows ==")
+    with pytest.raises(ValidationError, match="contains Call"):
+        problem({"constraints": ["rows == unknown.sum().item()"]})
+
+
+def test_export_keeps_the_pack_and_nulls_of_others(tmp_path):
+    p = problem({"hf_id": None}, pack=smoke_pack())
+    again = load_problem(export_problem(p, tmp_path))
+    assert again.model_dump() == p.model_dump()
+    assert json.loads((tmp_path / "definition.json").read_text())["hf_id"] is None
+    assert "description" not in json.loads((tmp_path / "definition.json").read_text())
+
+
 def test_the_default_tolerance_is_the_published_one():
     t = Workload.model_validate(workload(tolerance=None)).tolerance
     assert (t.max_atol, t.max_rtol, t.required_matched_ratio) == (1e-2, 1e-2, 0.99)

@@ -27,12 +27,14 @@ def main() -> None:
     """sol_gym: GPU kernels scored against the hardware's Speed-of-Light bound."""
 
 
-from . import bounds, demo, evaluation, machine, problems  # noqa: E402
+from . import audit, bounds, demo, evaluation, machine, problems, redteam  # noqa: E402
 
 for command in (
     demo.demo,
     evaluation.evaluate,
     bounds.sol,
+    audit.audit,
+    redteam.redteam,
     problems.problems,
     machine.doctor,
     machine.calibrate,

@@ -48,14 +48,28 @@ _SOLUTION = click.Path(exists=True, path_type=Path)
     show_default=True,
     help="Seconds for the solution.",
 )
+@click.option(
+    "--no-audit", is_flag=True, help="Do not read the source with the static audit first."
+)
 @click.option("--no-timing", is_flag=True, help="Correctness only.")
 @click.option(
     "--store", type=click.Path(path_type=Path), help="Append the evaluation to this JSONL file."
 )
+@click.option(
+    "--blobs",
+    type=click.Path(path_type=Path),
+    help="Folder of recorded safetensors (default: SOL_GYM_BLOBS).",
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Append public traces, one a workload, to this JSONL file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the evaluation as JSON.")
 def evaluate(
     problem: str, solution: Path, device: str, profile: str | None, workloads: tuple[int, ...], bound_set: str,
-    seed: int | None, timeout_s: float, no_timing: bool, store: Path | None, as_json: bool,
+    seed: int | None, timeout_s: float, no_audit: bool, no_timing: bool, store: Path | None,
+    blobs: Path | None, trace: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge SOLUTION (a source file or solution.json) on PROBLEM (an id, or a folder in the public layout).
 
@@ -63,8 +77,13 @@ def evaluate(
     """
     from ..evaluate.client import Evaluator, as_problem
 
-    with Evaluator(device) as evaluator, render.progress("evaluating", quiet=as_json) as update:
-        chosen = as_problem(problem, profile, evaluator.device)  # type: ignore[arg-type]
+    if trace and no_timing:
+        raise click.UsageError("--trace needs timing: a passed trace states a latency")
+    with (
+        Evaluator(device, audit=not no_audit) as evaluator,
+        render.progress("evaluating", quiet=as_json) as update,
+    ):
+        chosen = as_problem(problem, profile, evaluator.device, blobs)  # type: ignore[arg-type]
         if workloads:
             chosen = chosen.with_workloads(list(workloads))
         evaluation = evaluator.evaluate(
@@ -75,6 +94,11 @@ def evaluate(
         from ..store import Store
 
         Store(store).append(evaluation)
+    if trace:
+        from ..formats import write_traces
+
+        count = write_traces(evaluation, chosen, trace)
+        click.echo(f"{count} traces appended to {trace}", err=True)
     if as_json:
         click.echo(json.dumps(evaluation.to_json()))
     else:
@@ -82,6 +106,7 @@ def evaluate(
         render.console.print(render.summary(evaluation))
         if evaluation.message and evaluation.status is not Status.PASSED:
             render.console.print(evaluation.message, markup=False)
+        render.findings(evaluation.findings or [])
         if evaluation.log.strip():
             render.console.print(
                 "output of the solution:\n" + evaluation.log.strip(), markup=False, style="dim"

@@ -10,12 +10,17 @@ import click
 from rich.table import Table
 
 from ..problem import Problem, load_problem
-from . import render
+from . import foreign, render
 
 
 @click.group()
 def problems() -> None:
-    """List, show and check problems."""
+    """List, show, check, import, export and audit problems."""
+
+
+problems.add_command(foreign.import_)
+problems.add_command(foreign.export)
+problems.add_command(foreign.audit)
 
 
 def _problem(name: str) -> Problem:

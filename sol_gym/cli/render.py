@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..evaluation import Evaluation, Status, WorkloadResult
+from ..evaluation import Evaluation, Finding, Severity, Status, WorkloadResult
 
 console = Console()
 _COLOURS = {Status.PASSED: "green", Status.INFRA_ERROR: "magenta", Status.BELOW_SOL: "yellow"}
@@ -82,6 +82,18 @@ def summary(evaluation: Evaluation) -> str:
         f"{coloured(evaluation.status)}  score {score(evaluation.score)}  on {p.device} ({p.device_name}), "
         f"{p.profile} workloads, {p.inputs_profile} inputs, baseline {p.baseline_set or 'none'}"
     )
+
+
+_WEIGHT = {Severity.VETO: "red", Severity.SUSPICIOUS: "yellow", Severity.NOTE: "dim"}
+
+
+def findings(found: list[Finding]) -> None:
+    """Print what the audit saw, one finding a paragraph, in the order given."""
+    for finding in found:
+        console.print(
+            f"{finding.severity.value}: {finding}", markup=False, style=_WEIGHT[finding.severity],
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def isolation_line(layers: dict[str, bool | str]) -> str:

@@ -10,15 +10,14 @@ from typing import Any
 
 import sol_gym
 
-from .. import baselines, solar
 from ..device import Device, calibrate_cpu
-from ..errors import BoundError, ProblemError
 from ..evaluation import Evaluation, Provenance, Status, WorkloadResult
 from ..problem import Problem
 from ..sandbox.judge import Judge, Outcome, Request
 from ..score import overall_status, problem_score, score_workload
 from ..solution import Solution
 from .baseline import Baselines, BaselineTimes
+from .bounds import BoundSet, BoundTime, bound_times
 
 
 class Bench:
@@ -56,7 +55,7 @@ class Bench:
         seed: int | None,
         timing: bool,
         scoring: bool,
-        bound_set: str,
+        bound_set: BoundSet,
         timeout_s: float,
         on_progress: Callable[[str, int, int], None],
         cancelled: Callable[[], bool],
@@ -73,14 +72,15 @@ class Bench:
         stages = outcome.stages_s
         if outcome.status is None and all(r.status is Status.PASSED for r in results) and scoring:
             with stages.timed("bounds"):
-                bounds = self._bounds(problem, bound_set)
+                bounds = bound_times(problem, self.device, bound_set)
             with stages.timed("baseline"):
                 times = self.baselines.times(problem, self.judge, on_progress)
             scored = _scored(results, bounds, times)
             if self.device.calibrated and any(r.status is Status.BELOW_SOL for r in scored):
                 # Calibrated while the machine was busy: its peaks are higher than we knew.
                 self.device = calibrate_cpu(force=True)
-                scored = _scored(results, self._bounds(problem, bound_set), times)
+                again = bound_times(problem, self.device, bound_set)
+                scored = _scored(results, again, times)
             results, baseline_set = scored, times.source
         status = outcome.status or overall_status(results)
         stages["total"] = time.perf_counter() - start
@@ -97,24 +97,6 @@ class Bench:
                 problem, solution, outcome, inputs_profile, bound_set, baseline_set, seed, stages
             ),
         )
-
-    def _bounds(self, problem: Problem, bound_set: str) -> list[tuple[float, str] | None]:
-        if bound_set == "published":
-            rows = baselines.published(problem.id) if self.device.key.startswith("b200") else None
-            if rows is None or problem.profile != "full" or len(rows) != len(problem.workloads):
-                raise ProblemError(
-                    f"there are no published bounds for {problem.id} ({problem.profile}) on {self.device.key}; "
-                    "bound_set='published' needs a B200 and the full workloads; use 'solar'"
-                )
-            return [(row.t_sol_ms, "published") for row in rows]
-        bounds: list[tuple[float, str] | None] = []
-        for workload in problem.workloads:
-            try:
-                bound = solar.analyze(problem, workload, self.device)
-                bounds.append((bound.t_sol_ms, bound.bound_by))
-            except BoundError:
-                bounds.append(None)
-        return bounds
 
     def _versions(self) -> dict[str, str]:
         return {"sol_gym": sol_gym.__version__, **self.judge.backend.versions()}
@@ -141,7 +123,7 @@ class Bench:
 
 
 def _scored(
-    results: list[WorkloadResult], bounds: list[tuple[float, str] | None], times: BaselineTimes
+    results: list[WorkloadResult], bounds: list[BoundTime | None], times: BaselineTimes
 ) -> list[WorkloadResult]:
     scored = []
     for result, bound, t_b_ms in zip(results, bounds, times.t_b_ms, strict=True):

@@ -15,17 +15,22 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import sol_gym
 
 from ..device import Device, get_device
 from ..errors import DeviceError, InfrastructureError, ProblemError, SolutionError
-from ..evaluation import Evaluation, Provenance, Status
+from ..evaluation import Evaluation, Finding, Provenance, Status
 from ..paths import runtime_dir
 from ..problem import Problem, ProfileName, load_problem
+from ..recorded import with_recorded
+from ..sandbox import audit as sources_audit
 from ..sandbox.worker import wire
 from ..solution import Solution, load_solution
+
+if TYPE_CHECKING:
+    from .bounds import BoundSet
 
 OnProgress = Callable[[str, int, int], None]
 _START_TIMEOUT_S = 180.0
@@ -38,13 +43,16 @@ class Evaluator:
 
     Args:
         device: key of a device model that is present, or "auto".
+        audit: read sources with the static audit first (docs/audit.md). A veto is REWARD_HACK
+            before any process is started; what else it sees is in `Evaluation.findings`.
 
     Example:
         >>> with Evaluator() as evaluator:  # doctest: +SKIP
         ...     evaluation = evaluator.evaluate("FIB/021_rmsnorm_h128", source_text)
     """
 
-    def __init__(self, device: str | Device = "auto"):
+    def __init__(self, device: str | Device = "auto", *, audit: bool = True):
+        self.audit = audit
         self.device = device if isinstance(device, Device) else get_device(device)
         self._socket: socket.socket | None = None
         self._owner = os.getpid()
@@ -71,8 +79,9 @@ class Evaluator:
         seed: int | None = None,
         timing: bool = True,
         scoring: bool = True,
-        bound_set: Literal["solar", "published"] = "solar",
+        bound_set: BoundSet = "solar",
         timeout_s: float = 300.0,
+        blobs: str | Path | None = None,
         on_progress: OnProgress | None = None,
     ) -> Evaluation:
         """Judge a solution on a problem.
@@ -87,6 +96,7 @@ class Evaluator:
             scoring: False leaves out bounds, baseline and score.
             bound_set: whose T_SOL: ours ("solar") or, on a B200, the published figures.
             timeout_s: wall time for this solution, compiling included.
+            blobs: folder of recorded tensors (see `sol_gym.recorded`); None takes `SOL_GYM_BLOBS`.
             on_progress: called with (stage, done, total).
 
         Returns:
@@ -96,14 +106,23 @@ class Evaluator:
             ProblemError, SolutionError: they cannot be read.
             InfrastructureError: the judge cannot be started or died. Never turned into a score.
         """
-        problem = as_problem(problem, profile, self.device)
+        problem = as_problem(problem, profile, self.device, blobs)
         solution = as_solution(solution)
-        if (early := self._refused(problem, solution, inputs_profile)) is not None:
-            return early
+        if (fault := syntax_fault(solution)) is not None:
+            return self._refused(
+                problem, solution, inputs_profile, Status.COMPILE_ERROR, fault, None
+            )
+        findings = sources_audit.audit(solution) if self.audit else None
+        if vetoes := sources_audit.vetoes(findings or []):
+            why = f"refused by the audit of the source: {vetoes[0]}"
+            return self._refused(
+                problem, solution, inputs_profile, Status.REWARD_HACK, why, findings
+            )
         message = {
             "cmd": "evaluate",
             "problem": problem.model_dump(mode="json"),
             "root": problem.root,
+            "blob_root": problem.blob_root,
             "solution": solution.model_dump(mode="json"),
             "inputs_profile": inputs_profile,
             "seed": seed,
@@ -112,47 +131,36 @@ class Evaluator:
             "bound_set": bound_set,
             "timeout_s": timeout_s,
         }
-        return Evaluation.model_validate(self._request(message, timeout_s, on_progress))
+        evaluation = Evaluation.model_validate(self._request(message, timeout_s, on_progress))
+        return evaluation.model_copy(update={"findings": findings})
 
     def describe(self, *, on_progress: OnProgress | None = None) -> dict[str, Any]:
         """What the judge runs on: device, versions, isolation layers, calibrated overheads."""
         return self._request({"cmd": "describe"}, 120.0, on_progress)
 
     def _refused(
-        self, problem: Problem, solution: Solution, inputs_profile: str
-    ) -> Evaluation | None:
-        """An evaluation without a judge, for Python sources that do not parse."""
-        if not solution.spec.is_python:
-            return None
-        for source in solution.sources:
-            if not source.path.endswith(".py"):
-                continue
-            try:
-                ast.parse(source.content, source.path)
-            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-                where = (
-                    f" (line {error.lineno}: {(error.text or '').strip()})"
-                    if isinstance(error, SyntaxError)
-                    else ""
-                )
-                return Evaluation(
-                    problem=problem.id,
-                    solution=solution.name,
-                    status=Status.COMPILE_ERROR,
-                    score=0.0,
-                    message=f"{source.path}: {type(error).__name__}: {error}{where}",
-                    provenance=Provenance(
-                        device=self.device.key,
-                        device_name=self.device.name,
-                        profile=problem.profile,
-                        inputs_profile=inputs_profile,
-                        problem_hash=problem.content_hash,
-                        solution_hash=solution.content_hash,
-                        versions={"sol_gym": sol_gym.__version__},
-                        date=datetime.now(UTC).isoformat(timespec="seconds"),
-                    ),
-                )
-        return None
+        self, problem: Problem, solution: Solution, inputs_profile: str, status: Status, message: str,
+        findings: list[Finding] | None,
+    ) -> Evaluation:  # fmt: skip
+        """An evaluation without a judge: the source itself decides it."""
+        return Evaluation(
+            problem=problem.id,
+            solution=solution.name,
+            status=status,
+            score=0.0,
+            message=message,
+            findings=findings,
+            provenance=Provenance(
+                device=self.device.key,
+                device_name=self.device.name,
+                profile=problem.profile,
+                inputs_profile=inputs_profile,
+                problem_hash=problem.content_hash,
+                solution_hash=solution.content_hash,
+                versions={"sol_gym": sol_gym.__version__},
+                date=datetime.now(UTC).isoformat(timespec="seconds"),
+            ),
+        )
 
     # -- connection ---------------------------------------------------------------------------
 
@@ -220,14 +228,19 @@ def evaluate(
 
 
 def as_problem(
-    problem: Problem | str | Path, profile: ProfileName | None, device: Device
+    problem: Problem | str | Path,
+    profile: ProfileName | None,
+    device: Device,
+    blobs: str | Path | None = None,
 ) -> Problem:
-    """The problem meant, with the workload profile that suits the device unless one is given."""
+    """The problem meant, with the workload profile that suits the device unless one is given, and
+    with recorded inputs from `blobs` or `SOL_GYM_BLOBS` where it has some."""
     chosen = problem if isinstance(problem, Problem) else _found(problem)
     if profile is None:
         smoke = device.key == "cpu" and chosen.pack is not None and chosen.pack.smoke is not None
         profile = "smoke" if smoke and chosen.profile == "full" else chosen.profile
-    return chosen.with_profile(profile)
+    chosen = chosen.with_profile(profile)
+    return chosen if chosen.blob_root and not blobs else with_recorded(chosen, blobs)
 
 
 def _found(name: str | Path) -> Problem:
@@ -247,6 +260,25 @@ def as_solution(solution: Solution | str | Path) -> Solution:
     if "\n" not in solution and len(solution) < 4096 and Path(solution).exists():
         return load_solution(solution)
     return Solution.from_text(solution)
+
+
+def syntax_fault(solution: Solution) -> str | None:
+    """Why a Python source does not parse, with file and line; None if all do."""
+    if not solution.spec.is_python:
+        return None
+    for source in solution.sources:
+        if not source.path.endswith(".py"):
+            continue
+        try:
+            ast.parse(source.content, source.path)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            where = (
+                f" (line {error.lineno}: {(error.text or '').strip()})"
+                if isinstance(error, SyntaxError)
+                else ""
+            )
+            return f"{source.path}: {type(error).__name__}: {error}{where}"
+    return None
 
 
 # -- finding or starting the judge ----------------------------------------------------------------

@@ -119,7 +119,7 @@ class Server:
             if message.get("cmd") == "describe":
                 return {"event": "result", "value": self._bench.describe()}
             problem = Problem.model_validate(message["problem"]).model_copy(
-                update={"root": message.get("root")}
+                update={"root": message.get("root"), "blob_root": message.get("blob_root")}
             )
             solution = Solution.model_validate(message["solution"])
             evaluation = self._bench.evaluate(

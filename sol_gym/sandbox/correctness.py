@@ -49,10 +49,16 @@ class Comparison:
         bad = 0
         first: int | None = None
         worst_absolute = worst_relative = 0.0
-        outside, allowed = 0, self._allowed(flat_expected)
+        outside = 0
+        allowed: torch.Tensor | None = None
         for start in range(0, total, _CHUNK):
             a = _as_float(flat_got[start : start + _CHUNK])
             b = _as_float(flat_expected[start : start + _CHUNK])
+            quick = _all_within(a, b, tolerance)
+            if quick is not None:
+                worst_absolute = max(worst_absolute, quick[0])
+                worst_relative = max(worst_relative, quick[1])
+                continue
             finite = torch.isfinite(a) & torch.isfinite(b)
             same_inf = (a == b) & torch.isinf(b)
             if not tolerance.allow_negative_inf:
@@ -62,7 +68,9 @@ class Comparison:
             ok = (
                 finite & (difference <= tolerance.max_atol + tolerance.max_rtol * magnitude)
             ) | same_inf
-            if allowed is not None and self.hard_cap is not None:
+            if self.hard_cap is not None and flat_expected.is_floating_point():
+                if allowed is None:
+                    allowed = self._allowed(flat_expected, self.hard_cap)
                 own = self.hard_cap * tolerance.max_rtol * magnitude
                 outside += int((difference > torch.maximum(allowed, own)).sum())
             relative = difference / magnitude.clamp_min(1e-12)
@@ -117,10 +125,8 @@ class Comparison:
                 )
         return not reasons
 
-    def _allowed(self, expected: torch.Tensor) -> torch.Tensor | None:
+    def _allowed(self, expected: torch.Tensor, hard_cap: float) -> torch.Tensor:
         """The hard cap for an element no larger than the root mean square of its output."""
-        if self.hard_cap is None or not expected.numel() or not expected.is_floating_point():
-            return None
         total = count = 0.0
         for start in range(0, expected.numel(), _CHUNK):
             part = _as_float(expected[start : start + _CHUNK]).double()
@@ -128,7 +134,7 @@ class Comparison:
             total += float(torch.where(finite, part, 0).square().sum())
             count += float(finite.sum())
         scale = (total / max(count, 1)) ** 0.5
-        cap = self.hard_cap * (self.tolerance.max_atol + self.tolerance.max_rtol * scale)
+        cap = hard_cap * (self.tolerance.max_atol + self.tolerance.max_rtol * scale)
         return torch.tensor(cap, device=expected.device)
 
     def add_strict(self, variant: str, yardstick: Yardstick, got: list[torch.Tensor]) -> bool:
@@ -139,10 +145,10 @@ class Comparison:
         self.strict_rounds += 1
         reasons = []
         for position, output in enumerate(got):
-            reasons += yardstick.faults(position, output)
-            error = yardstick.ratio(position, output)[0]
-            if error < float("inf"):
-                self.strict_error = max(self.strict_error or 0.0, error)
+            found = yardstick.compare(position, output)
+            reasons += found.faults
+            if found.rms < float("inf"):
+                self.strict_error = max(self.strict_error or 0.0, found.rms)
         if reasons:
             self.failed = True
             self.reasons = self.reasons or [f"on {_MEANING[variant]}: {r}" for r in reasons]
@@ -171,6 +177,31 @@ _MEANING = {
     "huge": "large inputs",
 }
 """Strict variants in words for the author of a kernel."""
+
+
+def _all_within(
+    a: torch.Tensor, b: torch.Tensor, tolerance: Tolerance
+) -> tuple[float, float] | None:
+    """Largest absolute and relative error if every element passes and is finite, else None.
+
+    The usual case, at half the passes over memory that telling the exceptions apart takes.
+    """
+    if not a.numel():
+        return 0.0, 0.0
+    difference = (a - b).abs_()
+    magnitude = b.abs()
+    relative = (difference / magnitude.clamp_min(1e-12)).masked_fill_(
+        difference <= tolerance.max_atol, 0
+    )
+    passes = difference <= magnitude.mul_(tolerance.max_rtol).add_(tolerance.max_atol)
+    # NaN or an infinity on either side makes the difference NaN or infinite.
+    figures = torch.stack(
+        [passes.all().double(), difference.max().double(), relative.max().double()]
+    )
+    all_pass, absolute, worst = figures.tolist()
+    if not all_pass or not absolute < float("inf"):
+        return None
+    return absolute, worst
 
 
 def _not_finite_where_expected_is(

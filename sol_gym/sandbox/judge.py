@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,12 +25,13 @@ from ..evaluation import Correctness, Status, Timing, WorkloadResult
 from ..inputs import InputMaker
 from ..problem import AxisConst, Definition, Problem, RandomInput, ScalarInput, TensorSpec, Workload
 from ..solution import Solution
-from ..strict import other_shape
+from ..strict import other_shape, variants_for
 from .backend import backend_for
 from .build import BuildCache, FlagRefused, binding_of, checked_flags
 from .correctness import Comparison
-from .process import Limits, Worker, WorkerGone, Zygote, remove_tree
+from .process import Limits, Worker, WorkerGone, Zygote, make_scratch
 from .reference import InvalidReference, Reference
+from .schedule import Schedule
 from .series import NotCapturable, Series, Verdict, accepted, decide
 from .stages import Stages
 from .timing import Calibration, Measured, Plan, timing_from
@@ -40,7 +39,6 @@ from .worker import wire
 
 Progress = Callable[[str, int, int], None]
 _BUILD_TIMEOUT_S = 240.0
-_SCRATCH = "sol_gym-judge-"
 
 
 @dataclass
@@ -91,15 +89,11 @@ class Judge:
     ):  # fmt: skip
         self.plan = plan or Plan()
         self.limits = limits or Limits()
-        if device.key == "cpu" and self.limits.address_space_bytes is None:
-            # CUDA reserves address space by the terabyte; without it a limit can be set.
-            self.limits = replace(
-                self.limits, address_space_bytes=4 * self.limits.memory_bytes + (8 << 30)
-            )
+        if device.key == "cpu":
+            self.limits = self.limits.without_cuda()
         self.zygote = Zygote(on_gpu=device.key != "cpu")
         try:
-            remove_abandoned_scratch()
-            self.scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")).resolve()
+            self.scratch = make_scratch()
             self.backend = backend_for(device)
         except BaseException:
             self.zygote.close()
@@ -195,6 +189,11 @@ class _Run:
         self.graph = judge.backend.kind == "cuda"
         self.library: Path | None = None
         self.binding = binding_of(request.solution)
+        self.strict = (
+            Schedule(variants_for(self.problem), len(self.problem.workloads))
+            if request.inputs_profile == "strict"
+            else None
+        )
 
     def __call__(self) -> Outcome:
         outcome = self.outcome
@@ -232,7 +231,7 @@ class _Run:
             failed |= result.status is not Status.PASSED
             if failed and not self._can_go_on(result):
                 break
-        if not failed and self.request.inputs_profile == "strict" and self.keep is None:
+        if not failed and self.strict and self.keep is None:
             self._other_shape(reference)
         return outcome
 
@@ -409,7 +408,7 @@ class _Run:
         )
         return Series(
             backend, self.arena, self.worker, self.problem, workload, reference, maker, self.plan,
-            self.deadline, self.dps, self.outcome.stages_s,
+            self.deadline, self.dps, self.outcome.stages_s, self.strict and self.strict.turn(index),
         )  # fmt: skip
 
     def _measure(
@@ -462,19 +461,6 @@ class _Run:
     def _check_cancelled(self) -> None:
         if self.request.cancelled():
             raise Cancelled
-
-
-def remove_abandoned_scratch() -> None:
-    """Remove scratch folders of judges that were killed before they could do so themselves."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        pid = path.name.removeprefix(_SCRATCH).split("-")[0]
-        with contextlib.suppress(OSError):
-            if (
-                pid.isdigit()
-                and not Path("/proc", pid).exists()
-                and path.lstat().st_uid == os.getuid()
-            ):
-                remove_tree(path)
 
 
 def own_folders() -> list[str]:

@@ -20,7 +20,8 @@ error is as large as its result (cancellation, a selection among equals).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from ..problem import Precision, PrecisionPolicy, Problem, TensorArg
 from .oracle import oracle_outputs
 from .reference import Reference
 
-__all__ = ["FACTORS", "Factors", "Yardstick", "rounded_outputs"]
+__all__ = ["FACTORS", "Deviation", "Factors", "Yardstick", "rounded_outputs"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,16 @@ _CHUNK = 16 << 20
 _EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-23}
 _TINY = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133, "float64": 2.0**-149}
 _BITS: dict[Precision, int] = {"tf32": 10, "bfloat16": 7, "float16": 10}
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far one output is off, in units of the row's noise (0 for integers)."""
+
+    rms: float = 0.0
+    worst: float = 0.0
+    faults: list[str] = field(default_factory=list)
+    """What is wrong; empty if it passes."""
 
 
 class Yardstick:
@@ -105,13 +116,13 @@ class Yardstick:
         """Why this set cannot be judged by; empty if it can."""
         return next((n.void for n in self._noise if n.void), "")
 
+    def compare(self, position: int, got: Tensor) -> Deviation:
+        """How far a candidate's output is off."""
+        return self._noise[position].compare(got, self.selects)
+
     def faults(self, position: int, got: Tensor) -> list[str]:
         """What is wrong with a candidate's output; empty if it passes."""
-        return self._noise[position].faults(got, self.selects)
-
-    def ratio(self, position: int, got: Tensor) -> tuple[float, float]:
-        """(rms, largest) error of an output in units of the noise; for measurements."""
-        return self._noise[position].ratio(got)
+        return self.compare(position, got).faults
 
 
 class _Noise:
@@ -123,19 +134,17 @@ class _Noise:
         self.right, self.exact = _rows(right), _rows(exact)
         self.void = ""
         self.kind = "fine"
-        self.worst = 0.0
         if not self.floats or not right.numel():
             return
         self._measure(None if lower is None else _rows(lower), spec)
 
     def _measure(self, lower: Tensor | None, spec: TensorArg) -> None:
-        squares, sizes = [], []
-        unmatched = nan = 0
+        squares, sizes, odd = [], [], []
         for part in _parts(self.right):
             r, o = self.right[part].double(), self.exact[part].double()
             finite = torch.isfinite(r) & torch.isfinite(o)
-            unmatched += int((~finite & ~(r == o)).sum())
-            nan += int(torch.isnan(r).sum())
+            # The same infinity in both is fine; NaN equals nothing.
+            odd.append((~finite & (r != o)).any())
             error = torch.where(finite, r - o, 0).square_()
             if lower is not None:
                 more = lower[part].double()
@@ -144,13 +153,14 @@ class _Noise:
             count = finite.sum(-1).clamp_min(1)
             squares.append(error.sum(-1) / count)
             sizes.append(torch.where(finite, o, 0).square_().sum(-1) / count)
-        if nan or unmatched:
+        noise, size = torch.cat(squares).sqrt_(), torch.cat(sizes).sqrt_()
+        relative = torch.where(size > 0, noise / size, torch.nan)
+        overflows, typical = torch.stack(
+            [torch.stack(odd).any().double(), relative.nanmedian().nan_to_num(0.0)]
+        ).tolist()
+        if overflows:
             self.void = f"{self.name} of the reference overflows or is not a number"
             return
-        noise, size = torch.cat(squares).sqrt_(), torch.cat(sizes).sqrt_()
-        relative = torch.where(size > 0, noise / size, 0)
-        alive = relative[size > 0]
-        typical = float(alive.median()) if alive.numel() else 0.0
         if _VOID_ABOVE < typical < 1e3:
             self.void = f"{self.name} of the reference is mostly rounding error"
         self.kind = "coarse" if _FINE_BELOW < typical < _NOISE_ABOVE else "fine"
@@ -158,13 +168,20 @@ class _Noise:
         noise = torch.maximum(torch.maximum(noise, floor), size * min(typical, 1.0))
         if self.right.shape[-1] < _SHORT_ROW:
             noise = torch.maximum(noise, _grouped(torch.cat(squares), self.right.shape[-1]))
-        if typical > _NOISE_ABOVE and noise.numel():
+        if typical > _NOISE_ABOVE:
             # Nothing but rounding error, which may by chance be none in a row of the reference's.
             noise = noise.max().expand_as(noise).clone()
         self.size, self.noise = size, noise
-        self.worst = self.ratio(self.right, against_reference=False)[1]
 
-    def _units(self, part: slice, got: Tensor, against_reference: bool) -> Tensor:
+    @cached_property
+    def worst(self) -> float:
+        """The reference's own largest error, in units of the noise."""
+        if not self.floats or self.void or not self.right.numel():
+            return 0.0
+        parts = _parts(self.right)
+        return float(torch.stack([self._units(p, self.right, False).max() for p in parts]).max())
+
+    def _units(self, part: slice, got: Tensor, against_reference: bool = True) -> Tensor:
         """Errors of a chunk in units of the noise; infinite where finiteness differs."""
         c, r, o = got[part].double(), self.right[part].double(), self.exact[part].double()
         error = (c - o).abs_()
@@ -179,49 +196,53 @@ class _Noise:
             wrong & ~same, torch.inf
         ).nan_to_num_(nan=0.0, posinf=torch.inf)  # fmt: skip
 
-    def ratio(self, got: Tensor, against_reference: bool = True) -> tuple[float, float]:
-        if not self.floats or not got.numel() or self.void:
-            return 0.0, 0.0
-        got = _rows(got)
-        total = worst = 0.0
-        for part in _parts(got):
-            units = self._units(part, got, against_reference)
-            total += float(units.square().sum())
-            worst = max(worst, float(units.max()))
-        return (total / got.numel()) ** 0.5, worst
-
-    def faults(self, got: Tensor, selects: float) -> list[str]:
-        if not got.numel():
-            return []
-        got = _rows(got)
+    def compare(self, got: Tensor, selects: float) -> Deviation:
+        """How far an output is off; a share `selects` of its elements may be anything."""
+        if not got.numel() or self.void:
+            return Deviation()
+        got, total = _rows(got), got.numel()
         if not self.floats:
-            right, exact = _codes(self.right), _codes(self.exact)
-            wrong = int(((_codes(got) != right) & (_codes(got) != exact)).sum())
-            if wrong > selects * got.numel():
-                return [f"{wrong} of {got.numel()} elements of {self.name} are not the reference's"]
-            return []
+            return Deviation(faults=self._wrong_codes(_codes(got), selects))
         factors = FACTORS[self.kind]
-        cap = factors.cap if selects else max(factors.cap, factors.rms * self.worst)
-        total, beyond, worst = 0.0, 0, 0.0
-        for part in _parts(got):
-            units = self._units(part, got, True)
-            outside = units > cap
-            beyond += int(outside.sum())
-            worst = max(worst, float(units.max()))
-            total += float(units.masked_fill_(outside, 0).square_().sum())
-        rms = (total / got.numel()) ** 0.5
-        reasons = []
-        if beyond > selects * got.numel():
-            reasons.append(
-                f"{beyond} of {got.numel()} elements of {self.name} are beyond {cap:.3g} times the "
+        rms, worst, beyond, inside = self._figures(got, factors.cap)
+        cap = factors.cap
+        if beyond and not selects and factors.rms * self.worst > cap:
+            cap = factors.rms * self.worst
+            rms, worst, beyond, inside = self._figures(got, cap)
+        faults = []
+        if beyond > selects * total:
+            faults.append(
+                f"{beyond:.0f} of {total} elements of {self.name} are beyond {cap:.3g} times the "
                 f"reference's own error against float64 (the worst at {worst:.3g})"
             )
-        if rms > factors.rms:
-            reasons.append(
-                f"the error of {self.name} is {rms:.3g} times the reference's own against float64 "
-                f"(root mean square; {factors.rms:g} allowed)"
+        if inside > factors.rms:
+            faults.append(
+                f"the error of {self.name} is {inside:.3g} times the reference's own against "
+                f"float64 (root mean square; {factors.rms:g} allowed)"
             )
-        return reasons
+        return Deviation(rms, worst, faults)
+
+    def _figures(self, got: Tensor, cap: float) -> tuple[float, float, float, float]:
+        """In units of the noise: rms, largest, number beyond `cap`, and rms of the others."""
+        rows = []
+        for part in _parts(got):
+            units = self._units(part, got)
+            outside = units > cap
+            largest = units.max()
+            squares = units.square_()
+            whole = squares.sum()
+            inside = squares.masked_fill_(outside, 0).sum()
+            rows.append(torch.stack([whole, largest, outside.sum().double(), inside]))
+        whole, largest, beyond, inside = zip(*torch.stack(rows).tolist(), strict=True)
+        total = got.numel()
+        return (sum(whole) / total) ** 0.5, max(largest), sum(beyond), (sum(inside) / total) ** 0.5
+
+    def _wrong_codes(self, got: Tensor, selects: float) -> list[str]:
+        """Integers and packed numbers must be the reference's or the oracle's."""
+        wrong = int(((got != _codes(self.right)) & (got != _codes(self.exact))).sum())
+        if wrong > selects * got.numel():
+            return [f"{wrong} of {got.numel()} elements of {self.name} are not the reference's"]
+        return []
 
 
 # ---- Lower precisions that the policy admits ---------------------------------------------------
@@ -236,6 +257,8 @@ def rounded_outputs(
     Returns:
         Its outputs, or None where rounding changed no operand.
     """
+    if policy.contraction == policy.convolution == "float32":
+        return None
     mode = _RoundOperands(policy)
     with mode:
         results = reference.returned(arguments, outputs)

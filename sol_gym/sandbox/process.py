@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ _KEPT_VARIABLES = (
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
 _LOG_BYTES = 8192
+_SCRATCH = "sol_gym-judge-"
 _GIB = 1 << 30
 
 
@@ -58,6 +59,12 @@ class Limits:
     shm_bytes: int = 2 * _GIB
     namespaces: bool = True
     """Whether to use namespaces where the machine allows them (tests switch them off)."""
+
+    def without_cuda(self) -> Limits:
+        """With a limit of the address space too, which CUDA reserves by the terabyte."""
+        if self.address_space_bytes is not None:
+            return self
+        return replace(self, address_space_bytes=4 * self.memory_bytes + (8 << 30))
 
 
 class Zygote:
@@ -384,3 +391,22 @@ def _state(pid: int) -> str:
             return chr(file.read().rsplit(b")", 1)[1].split()[0][0])
     except (OSError, IndexError):
         return "?"
+
+
+def make_scratch() -> Path:
+    """A folder for workers' scratch folders; those that killed processes left behind are removed."""
+    remove_abandoned_scratch()
+    return Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")).resolve()
+
+
+def remove_abandoned_scratch() -> None:
+    """Remove scratch folders of processes that were killed before they could do so themselves."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        pid = path.name.removeprefix(_SCRATCH).split("-")[0]
+        with contextlib.suppress(OSError):
+            if (
+                pid.isdigit()
+                and not Path("/proc", pid).exists()
+                and path.lstat().st_uid == os.getuid()
+            ):
+                remove_tree(path)

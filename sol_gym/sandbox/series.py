@@ -25,6 +25,7 @@ from .oracle import OracleUnsupported
 from .precision import Yardstick
 from .process import Worker, WorkerGone
 from .reference import InvalidReference, Reference
+from .schedule import Turn
 from .stages import Stages
 from .timing import Measured, Plan, sets_for
 from .worker import wire
@@ -34,9 +35,7 @@ _FIRST_SETS = 16
 _SLOW_CALL_S = 0.5
 """Calls this long (interpreted Triton on a CPU) are repeated twice only."""
 _SLOW_REFERENCE_S = 0.02
-_CUSTOM_FILL_BUDGET_S = 0.25
-_STRICT_BUDGET_S = 6.0
-"""A workload's strict sets are compared until this is used up, and at least one is."""
+_CUSTOM_FILL_BUDGET_S = 0.1
 _random = secrets.SystemRandom()
 
 
@@ -50,6 +49,10 @@ class Verdict(Exception):
 
 class NotCapturable(Exception):
     """The solution cannot run inside a CUDA graph; the worker may be unusable now."""
+
+
+class OutOfMemory(NotCapturable):
+    """The captured calls do not fit into device memory together; fewer may."""
 
 
 def accepted(reply: dict[str, Any]) -> dict[str, Any]:
@@ -80,16 +83,15 @@ class Series:
     def __init__(
         self, backend: Backend, arena: Any, worker: Worker, problem: Problem, workload: Workload,
         reference: Reference, maker: InputMaker, plan: Plan, deadline: float, dps: bool,
-        stages: Stages,
+        stages: Stages, strict: Turn | None = None,
     ):  # fmt: skip
         self.backend, self.arena, self.worker = backend, arena, worker
         self.problem, self.workload, self.reference = problem, workload, reference
         self.maker, self.plan, self.deadline, self.dps = maker, plan, deadline, dps
-        self.stages = stages
+        self.stages, self.strict = stages, strict
         self.poison = Poison()
-        pack = problem.pack
         # Where a selection decides, an element may honestly be anything.
-        capped = bool(maker.variants) and not (pack and pack.selects)
+        capped = strict is not None and not (problem.pack and problem.pack.selects)
         self.comparison = Comparison(workload.tolerance, HARD_CAP if capped else None)
         self.outputs = problem.outputs(workload)
         self.varying = [
@@ -102,6 +104,8 @@ class Series:
         self.mapped: MappedOutputs | None = None
         self._held: torch.Tensor | None = None
         self._mode = "eager"
+        self.used = 1
+        """The first so many sets of the layout take part."""
         self.call_s = self.reference_s = self.fill_s = 0.0
         self._ticket = secrets.randbits(32)
 
@@ -115,10 +119,16 @@ class Series:
 
     # -- inputs and outputs -------------------------------------------------------------------
 
-    def _bind(self, n: int, *, draw: bool = False, kinds: Sequence[str | None] = ()) -> None:
-        """Lay out `n` sets and tell the worker; `draw` fills them, with NaN between the slots.
+    def _use(self, n: int) -> None:
+        """Let `n` sets take part; the layout stays as it is if it has as many."""
+        if n > self.layout.n:
+            self._bind(n)
+        self.used = n
 
-        `kinds` are the strict variants of the sets, None for compatible ones.
+    def _bind(self, n: int, *, draw: int = 0, kinds: Sequence[str | None] = ()) -> None:
+        """Lay out `n` sets and tell the worker; fill the first `draw`, with NaN between the slots.
+
+        `kinds` are the strict variants of the first sets, None for compatible ones.
         """
         self.unmap()
         self.layout = layout = Layout.plan(self.problem, self.workload, n)
@@ -128,6 +138,7 @@ class Series:
         remap = self.arena.ensure(wanted)
         if remap:
             self._ask(remap)
+        self.used = draw or n
         if draw:
             self.arena.bytes[: layout.input_bytes].fill_(0xFF)
         if draw or self.varying:
@@ -155,14 +166,16 @@ class Series:
         self.targets = self.arena.bytes[layout.input_bytes : wanted]
 
     def _fill(self, kinds: Sequence[str | None] = ()) -> None:
-        """Fresh inputs in every set."""
+        """Fresh inputs in every set that is in use."""
         start = time.perf_counter()
         views = {
-            name: slot.view(self.arena.bytes, self.layout.n)
+            name: slot.view(self.arena.bytes, self.used)
             for name, slot in self.layout.inputs.items()
         }
         with self.stages.timed("inputs"):
-            self.scalars = self.maker.fill(views, self.layout.n, kinds)
+            scalars = self.maker.fill(views, self.used, kinds)
+            rest = [{**scalars[0], **self.maker.given}] * (self.layout.n - self.used)
+            self.scalars = scalars + rest
             self.backend.synchronize()
         self.fill_s = max(0.0, time.perf_counter() - start - self.maker.hardening_s)
 
@@ -173,7 +186,7 @@ class Series:
                 for index in range(self.mapped.count):
                     self.mapped.raw(index)[position].fill_(byte)
             else:
-                self.targets[slot.offset : slot.offset + self.layout.n * slot.stride].fill_(byte)
+                self.targets[slot.offset : slot.offset + self.used * slot.stride].fill_(byte)
 
     def _raw_outputs(self, index: int) -> list[torch.Tensor]:
         if self.mapped:
@@ -250,7 +263,7 @@ class Series:
         a_set = sum(map(slot_bytes, tensors.values())) + sum(map(slot_bytes, self.outputs.values()))
         most = min(self.backend.max_sets, max(1, self.backend.memory_cap() // max(a_set, 1)))
         if any(isinstance(spec, CustomInput) for spec in self.workload.inputs.values()):
-            per_set = self.fill_s / self.layout.n
+            per_set = self.fill_s / self.used
             most = min(most, max(8, int(_CUSTOM_FILL_BUDGET_S / max(per_set, 1e-6))))
         return most
 
@@ -265,33 +278,63 @@ class Series:
         with self.stages.timed("correctness"):
             self.layout = Layout.plan(self.problem, self.workload, 1)
             most = self._most_sets()
-            variants = self.maker.variants
-            compatible = self.plan.rounds if not variants else max(1, self.plan.rounds - 1)
-            kinds = [*variants, *[None] * (compatible if variants else min(compatible, most))]
-            _random.shuffle(kinds)
-            strict_until = time.perf_counter() + _STRICT_BUDGET_S
-            for start in range(0, len(kinds), most):
-                chunk = kinds[start : start + most]
-                if self.comparison.strict_rounds and time.perf_counter() > strict_until:
-                    chunk = [kind for kind in chunk if kind is None]
-                    if not chunk:
-                        continue
-                self._check_some(chunk, strict_until)
+            kinds = self._kinds(most)
+            sets = min(most, max(len(kinds), _FIRST_SETS))
+            while kinds:
+                chunk, kinds = kinds[:most], kinds[most:]
+                self._check_some(chunk, sets)
+                kinds = [kind for kind in kinds if kind is None or self._admitted(kind)]
+            self._restore_numbers()
 
-    def _check_some(self, kinds: Sequence[str | None], strict_until: float) -> None:
-        """One call of the worker for each kind of set, all in the arena at once."""
-        self._bind(len(kinds), draw=True, kinds=kinds)
+    def _kinds(self, most: int) -> list[str | None]:
+        """Strict variants (None for compatible sets) of the rounds, in order."""
+        rounds = self.plan.rounds
+        if self.strict is None or not self.strict.variants:
+            return [None] * max(1, min(rounds, most))
+        kinds = [*self.strict.variants, *[None] * max(1, rounds - 1)]
+        _random.shuffle(kinds)
+        return kinds
+
+    def _admitted(self, variant: str) -> bool:
+        """Whether a variant is to be compared; the record says so if it is not."""
+        admitted = self.strict is None or self.strict.admits(variant)
+        if not admitted:
+            self.comparison.skipped.append(f"{variant}: left out to save time")
+        return admitted
+
+    def _check_some(self, kinds: Sequence[str | None], sets: int) -> None:
+        """One call of the worker for each kind of set, all in a layout of `sets` sets."""
+        self._bind(sets, draw=len(kinds), kinds=kinds)
         self._poison_outputs()
         privates = [self._private(i) for i in range(len(kinds))]
         self.backend.synchronize()
         reply = self._ask({"cmd": "call", "sets": list(range(len(kinds)))})
         self.call_s = min(float(s) for s in reply["seconds"][: len(kinds)])
-        for index, (private, kind) in enumerate(zip(privates, kinds, strict=True)):
-            late = self.comparison.strict_rounds and time.perf_counter() > strict_until
-            if kind is not None and late:
-                self.comparison.skipped.append(f"{kind}: the reference is slow in float64")
+        for index, kind in enumerate(kinds):
+            if kind is None:
+                self._verify(index, privates[index])
+        if self.strict is None:
+            return
+        self.strict.spend(self.maker.hardening_s)
+        for variant in self.strict.order(kind for kind in kinds if kind is not None):
+            if not self._admitted(variant):
                 continue
-            self._verify(index, private, kind)
+            index = kinds.index(variant)
+            with self.stages.timed("strict"):
+                start, before = time.perf_counter(), self.comparison.strict_rounds
+                self._verify(index, privates[index], variant)
+                compared = self.comparison.strict_rounds > before
+                self.strict.record(variant, time.perf_counter() - start, compared)
+
+    def _restore_numbers(self) -> None:
+        """Later calls get the workload's numbers, where those of strict sets were others."""
+        given = self.maker.given
+        if all(row[name] == value for row in self.scalars for name, value in given.items()):
+            return
+        self.scalars = [{**row, **given} for row in self.scalars]
+        positions = list(self.problem.definition.inputs)
+        numbers = [[positions.index(name), value] for name, value in given.items()]
+        self._ask({"cmd": "scalars", "scalars": [numbers] * self.layout.n})
 
     # -- timing -------------------------------------------------------------------------------
 
@@ -306,7 +349,7 @@ class Series:
         most = self._most_sets()
         with self.stages.timed("capture"):
             per_call = self._settle_sets(most, overhead_s)
-        measured = Measured(n_sets=self.layout.n, mode=self._mode_name())
+        measured = Measured(n_sets=self.used, mode=self._mode_name())
         with self.stages.timed("batches"):
             slow = per_call >= _SLOW_CALL_S
             self._repeat(measured, min(2, self.plan.repeats) if slow else self.plan.repeats)
@@ -325,7 +368,7 @@ class Series:
         """
         n = min(_FIRST_SETS, sets_for(self.call_s, self.backend.batch_s, most))
         while True:
-            self._bind(n)
+            self._use(n)
             self._prepare("prepare", self._mode, n)
             judge, own = self._batch()
             per_call = max(judge - overhead_s, own, 0.0) / n
@@ -366,7 +409,8 @@ class Series:
         if reply.get("ok") is not True:
             if reply.get("kind") in ("shape", "dtype"):
                 accepted(reply)
-            raise NotCapturable(str(reply.get("message")).split("\n")[0][:200])
+            kind = OutOfMemory if reply.get("kind") == "memory" else NotCapturable
+            raise kind(str(reply.get("message")).split("\n")[0][:200])
         if reply["outputs"]:
             if len(reply["outputs"]) != n:
                 raise ValueError(f"{len(reply['outputs'])} calls captured, expected {n}")
@@ -412,7 +456,7 @@ class Series:
 
     def _batch(self) -> tuple[float, float]:
         """One timed batch: seconds by the judge's clock and by the worker's."""
-        n = self.layout.n
+        n = self.used
         if self.varying:
             self._renew_scalars(partial(self._prepare, "prepare", self._mode, n))
         self._ticket += 1
@@ -473,17 +517,29 @@ class Series:
             plan.append(row)
         return plan
 
+    def _prepare_singles(self, pool: int) -> int:
+        """One graph a set, for `pool` sets or fewer; returns for how many.
+
+        Graphs of their own share no memory for intermediates. Where even two do not fit, the calls
+        are eager: slower, but a candidate cannot get out of the single requests by asking for memory.
+        """
+        for sets, mode in ((pool, self._mode), (2, self._mode), (2, "eager")):
+            self._use(sets)
+            prepare = partial(self._prepare, "prepare_singles", mode, sets)
+            try:
+                if self.varying:
+                    self._renew_scalars(prepare)
+                else:
+                    prepare()
+                break
+            except OutOfMemory:
+                continue
+        return sets
+
     def _singles(self, measured: Measured, per_call: float, most: int) -> None:
         """Ask for sets one by one in a secret order; sets never asked for must stay poisoned."""
-        asks = self.plan.asks(per_call, most)
-        pool = min(most, 2 * asks)
-        if pool > self.layout.n:
-            self._bind(pool)
-        prepare = partial(self._prepare, "prepare_singles", self._mode, pool)
-        if self.varying:
-            self._renew_scalars(prepare)
-        else:
-            prepare()
+        pool = self._prepare_singles(min(most, 2 * self.plan.asks(per_call, most)))
+        asks = pool // 2
         words, worker = self.worker.page.words, self.worker
         words[wire.ASK] = words[wire.ANSWER] = 0
         self._ask({"cmd": "singles"})

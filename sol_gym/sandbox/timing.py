@@ -26,10 +26,10 @@ class Plan:
     """Timed batches, each on fresh inputs."""
     single_budget_s: float = 0.01
     """Wall time for the one-at-a-time series."""
-    max_asks: int = 32
-    min_asks: int = 5
-    single_below_s: float = 5e-4
-    """Calls that take longer gain nothing from being worked off together: no one-at-a-time series."""
+    max_asks: int = 16
+    min_asks: int = 3
+    single_below_s: float = 0.05
+    """Calls that take longer are not asked for one at a time."""
     single_margin: float = 0.03
     max_retries: int = 3
     """Repeats done again because clocks throttled."""

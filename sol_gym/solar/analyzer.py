@@ -7,24 +7,32 @@ and is kept, so that asking for another device or again costs nothing.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from ..device import Device
 from ..draws import rule_for
 from ..errors import BoundError
-from ..problem import Problem, RandomInput, Workload
+from ..paths import cache_dir
+from ..problem import Problem, RandomInput, SafetensorsInput, Workload
 from .bound import Bound
+from .cache import AnalysisCache
+from .capacity import least_bytes, on_chip_bytes
 from .capture import ValuesUnknown, capture
-from .demand import find_demand
+from .contents import Contents
+from .demand import Outcome, find_demand
 from .fact_rules import triangle
 from .facts import Fact, Facts
-from .region import Region
 from .roofline import roofline
-from .traffic import read_bytes, write_bytes
-from .work import total
+from .rulebook import rulebook
+from .trace import Trace
+from .traffic import read_bytes, unfused_bytes, write_bytes
+from .work import as_written, external, special_functions, total
 
 Precision = Literal["declared", "tolerance"]
 _REMEMBERED = 4096
@@ -35,18 +43,50 @@ largest. TF32 is not listed because float16 is as precise and faster."""
 
 
 @dataclass(frozen=True)
-class _Analysis:
-    """What does not depend on the device."""
+class Stages:
+    """What each stage found, for who wants to look at them one by one; all can be printed."""
 
-    read: dict[str, int]
-    write: dict[str, int]
+    trace: Trace
+    contents: Contents
+    known: dict[str, Fact]
+    """Inputs whose values are the same in every draw."""
+    facts: Facts
+    outcome: Outcome
+
+
+def run_stages(problem: Problem, workload: Workload, *, seed: int = 0) -> Stages:
+    """Capture, facts and demand of a workload.
+
+    Raises:
+        ValuesUnknown: the reference's course depends on values that cost too much to find.
+        BoundError: the reference cannot be run, or does not return what the definition says.
+    """
+    trace, contents = capture(problem, workload, seed=seed)
+    known = known_inputs(problem, workload)
+    facts = Facts(trace, contents, known)
+    return Stages(trace, contents, known, facts, find_demand(trace, facts, contents))
+
+
+class Analysis(BaseModel):
+    """What of a bound does not depend on the device. Fields as in `Bound`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    read_bytes: dict[str, int]
+    write_bytes: dict[str, int]
     work: dict[str, int]
     lane: Literal["meta", "real"]
     notes: tuple[str, ...]
     complete: bool
+    as_written_flops: int = 0
+    unfused_bytes: int = 0
+    external_macs: int = 0
+    external_width: int = 2
+    sfu_ops: int = 0
 
 
-_remembered: OrderedDict[tuple[str, int], _Analysis] = OrderedDict()
+_remembered: OrderedDict[tuple[str, int, str], Analysis] = OrderedDict()
+_caches: dict[str, AnalysisCache] = {}
 
 
 def analyze(
@@ -76,17 +116,62 @@ def analyze(
         >>> analyze(problem, problem.workloads[0], get_device("h200")).bound_by
         'memory'
     """
-    key = (problem.workload_hash(workload), seed)
+    return bound_of(analysis_of(problem, workload, seed=seed), problem, workload, device, precision)
+
+
+def analysis_of(problem: Problem, workload: Workload, *, seed: int = 0) -> Analysis:
+    """The part of a bound that holds for every device; from memory or disk where it is known.
+
+    Raises:
+        BoundError: the reference cannot be run, or does not return what the definition says.
+    """
+    key = (problem.workload_hash(workload), seed, rulebook().digest())
     analysis = _remembered.get(key)
     if analysis is None:
-        analysis = _remembered[key] = _analyze(problem, workload, seed)
+        cache = _disk_cache(workload)
+        record = cache.get(problem, workload, seed) if cache else None
+        with contextlib.suppress(ValidationError):
+            analysis = Analysis.model_validate(record) if record else None
+        if analysis is None:
+            analysis = _analyze(problem, workload, seed)
+            if cache:
+                cache.put(problem, workload, seed, analysis.model_dump(mode="json"))
+        _remembered[key] = analysis
         if len(_remembered) > _REMEMBERED:
             _remembered.popitem(last=False)
+    return analysis
+
+
+def _disk_cache(workload: Workload) -> AnalysisCache | None:
+    """The cache of the folder in use; none where inputs lie in files, which may change."""
+    if any(isinstance(spec, SafetensorsInput) for spec in workload.inputs.values()):
+        return None
+    rules = rulebook().digest()
+    key = f"{cache_dir()}:{rules}"
+    if key not in _caches:
+        _caches[key] = AnalysisCache(extra=rules)
+    return _caches[key]
+
+
+def bound_of(
+    analysis: Analysis,
+    problem: Problem,
+    workload: Workload,
+    device: Device,
+    precision: Precision = "tolerance",
+) -> Bound:
+    """An analysis as times on a device. Arguments and errors as in `analyze`."""
     work = analysis.work
     if precision == "tolerance":
         work = _tolerated(work, workload)
-    total_bytes = sum(analysis.read.values()) + sum(analysis.write.values())
-    t_sol_ms, bound_by, memory_ms, compute_ms = roofline(device, total_bytes, work)
+    total_bytes = sum(analysis.read_bytes.values()) + sum(analysis.write_bytes.values())
+    capacity_bytes = 0.0
+    if analysis.external_macs and not device.cache_levels:
+        capacity_bytes = least_bytes(
+            analysis.external_macs, analysis.external_width, on_chip_bytes(device)
+        )
+    times = roofline(device, total_bytes, work, capacity_bytes)
+    t_sol_ms, bound_by = times.t_sol_ms, times.bound_by
     if t_sol_ms <= 0:
         raise BoundError(f"{problem.id}, workload {workload.uuid}: nothing is read or written")
     return Bound(
@@ -95,44 +180,51 @@ def analyze(
         device=device.key,
         t_sol_ms=t_sol_ms,
         bound_by=bound_by,
-        memory_ms=memory_ms,
-        compute_ms=compute_ms,
+        memory_ms=times.memory_ms,
+        compute_ms=times.compute_ms,
+        capacity_ms=times.capacity_ms,
         launch_ms=device.launch_ms,
-        read_bytes=analysis.read,
-        write_bytes=analysis.write,
-        work=work,
-        lane=analysis.lane,
-        complete=analysis.complete,
-        notes=analysis.notes,
+        sfu_ms=1e3 * analysis.sfu_ops / device.sfu_ops if device.sfu_ops else None,
+        **{**analysis.model_dump(), "work": work},
     )
 
 
-def _analyze(problem: Problem, workload: Workload, seed: int) -> _Analysis:
+def _analyze(problem: Problem, workload: Workload, seed: int) -> Analysis:
     try:
-        trace, contents = capture(problem, workload, seed=seed)
+        stages = run_stages(problem, workload, seed=seed)
     except ValuesUnknown as error:
         # Without a recorded run only the outputs are certain.
-        return _Analysis(
-            read=dict.fromkeys(problem.tensors(workload), 0),
-            write={name: arg.nbytes for name, arg in problem.outputs(workload).items()},
+        return Analysis(
+            read_bytes=dict.fromkeys(problem.tensors(workload), 0),
+            write_bytes={name: arg.nbytes for name, arg in problem.outputs(workload).items()},
             work={},
             lane="meta",
             notes=(str(error),),
             complete=False,
         )
-    known = known_inputs(problem, workload)
-    outcome = find_demand(trace, Facts(trace, contents, known), contents)
+    return summarize(problem, workload, stages)
+
+
+def summarize(problem: Problem, workload: Workload, stages: Stages) -> Analysis:
+    """The counts of an analyzed run."""
+    trace, outcome = stages.trace, stages.outcome
     notes = [
         f"input {name!r} is the causal mask in every draw; it is not counted as read"
-        for name in known
+        for name in stages.known
     ]
-    return _Analysis(
-        read=read_bytes(problem, workload, outcome, set(known)),
-        write=write_bytes(problem, workload, trace, outcome),
+    external_macs, external_width = external(outcome.operations, trace)
+    return Analysis(
+        read_bytes=read_bytes(problem, workload, outcome, set(stages.known)),
+        write_bytes=write_bytes(problem, workload, trace, outcome),
         work={str(unit): flops for unit, flops in total(iter(outcome.work)).items()},
-        lane="real" if contents.drew_floats else "meta",
+        lane="real" if stages.contents.drew_floats else "meta",
         notes=(*notes, *outcome.notes),
         complete=not outcome.notes,
+        as_written_flops=sum(map(as_written, trace.nodes())),
+        unfused_bytes=unfused_bytes(trace),
+        external_macs=external_macs,
+        external_width=external_width,
+        sfu_ops=sum(map(special_functions, outcome.operations)),
     )
 
 
@@ -164,4 +256,13 @@ def _tolerated(work: dict[str, int], workload: Workload) -> dict[str, int]:
     return moved
 
 
-__all__ = ["Bound", "Precision", "Region", "analyze", "known_inputs"]
+__all__ = [
+    "Analysis",
+    "Bound",
+    "Precision",
+    "Stages",
+    "analysis_of",
+    "analyze",
+    "bound_of",
+    "run_stages",
+]

@@ -6,6 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Quality = Literal["narrow", "ok", "loose", "vacuous"]
+_MARKS: tuple[tuple[Quality, float], ...] = (("narrow", 1.25), ("ok", 2.0), ("loose", 10.0))
+
 
 class Bound(BaseModel):
     """T_SOL of one workload on one device, and what it is made of.
@@ -24,7 +27,7 @@ class Bound(BaseModel):
     """Key of the device model."""
     t_sol_ms: float = Field(gt=0)
     bound_by: str
-    """`memory`, `launch`, or `compute:` with the unit, e.g. `compute:bf16_tc`."""
+    """`memory`, `capacity`, `launch`, or `compute:` with the unit, e.g. `compute:bf16_tc`."""
     memory_ms: float
     compute_ms: dict[str, float]
     """Time of the contraction work on each unit. `fp32_fma` is shown but never binds: vector work
@@ -43,6 +46,23 @@ class Bound(BaseModel):
     complete: bool
     """False if something was left out for want of knowledge; the bound then holds but is loose."""
     notes: tuple[str, ...] = ()
+    as_written_flops: int = 0
+    """FLOPs of all contractions as the reference writes them: dead ones, masked products and
+    padding included."""
+    unfused_bytes: int = 0
+    """Traffic if every operation of the reference read its arguments from memory and wrote its
+    result there (views cost nothing)."""
+    external_macs: int = 0
+    """Multiply-adds of contractions both of whose operands lie in memory (or are elementwise
+    functions of what does); these a small chip has to read again."""
+    external_width: int = 2
+    """Bytes an element of the narrowest of those operands."""
+    capacity_ms: float | None = None
+    """Time of the least traffic that the device's on-chip capacity allows `external_macs`."""
+    sfu_ops: int = 0
+    """Demanded exponentials, roots, sigmoids and the like. Advisory: they can be done elsewhere."""
+    sfu_ms: float | None = None
+    """Time of `sfu_ops` on the special-function units; never part of `t_sol_ms`."""
 
     @property
     def total_bytes(self) -> int:
@@ -53,3 +73,15 @@ class Bound(BaseModel):
     def flops(self) -> int:
         """Contraction work on all units."""
         return sum(self.work.values())
+
+    def quality(self, best_ms: float) -> Quality:
+        """A mark for the headroom to the best known time.
+
+        Args:
+            best_ms: the fastest correct kernel's time on the same device.
+
+        Returns:
+            `narrow` up to 1.25 times the bound, `ok` up to 2, `loose` up to 10, else `vacuous`.
+        """
+        headroom = best_ms / self.t_sol_ms
+        return next((mark for mark, limit in _MARKS if headroom <= limit), "vacuous")

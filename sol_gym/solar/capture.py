@@ -8,8 +8,10 @@ never exist.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +37,7 @@ from .trace import Base, Control, Node, Trace, Value, map_values, values_in
 from .views import make_step
 
 _META = torch.device("meta")
+_REFERENCE = "<reference of "
 _VIEWS_IN_PLACE = frozenset(("squeeze_", "unsqueeze_", "transpose_", "t_"))
 
 
@@ -108,7 +111,7 @@ def _drawing(arg: TensorArg) -> Callable[[], Tensor]:
 def _load_run(problem: Problem) -> Callable[..., Any]:
     namespace: dict[str, Any] = {"__name__": "reference"}
     try:
-        exec(compile(problem.reference, f"<reference of {problem.id}>", "exec"), namespace)
+        exec(_compiled(problem.reference, f"{_REFERENCE}{problem.id}>"), namespace)
     except Exception as error:
         raise BoundError(
             f"{problem.id}: the reference cannot be executed: {type(error).__name__}: {error}"
@@ -117,6 +120,11 @@ def _load_run(problem: Problem) -> Callable[..., Any]:
     if not callable(run):
         raise BoundError(f"{problem.id}: the reference has no function 'run'")
     return run
+
+
+@lru_cache(maxsize=64)
+def _compiled(source: str, name: str) -> CodeType:
+    return compile(source, name, "exec")
 
 
 def _check_outputs(problem: Problem, workload: Workload, outputs: list[Value]) -> None:
@@ -272,6 +280,7 @@ class _Recorder(TorchDispatchMode):
             pointwise=operation.pointwise,
             random=operation.random,
             position=len(self.steps),
+            line=_line_of_reference(),
         )
         if "device" in arguments:
             arguments["device"] = "cpu"  # where its real values would be made
@@ -456,13 +465,20 @@ class _Interceptor(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _line_of_reference() -> int | None:
+    """The line of the reference that is being run."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_REFERENCE):
+            return frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
 def _key(tensor: Tensor) -> tuple:
     """What identifies a view: its storage and geometry. Strides of axes of size 1 mean nothing."""
-    strides = tuple(s if n > 1 else 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return (
-        tensor.untyped_storage()._cdata,
-        tensor.storage_offset(),
-        tuple(tensor.shape),
-        strides,
-        tensor.dtype,
-    )
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    if 1 in shape or 0 in shape:
+        strides = tuple(s if n > 1 else 0 for n, s in zip(shape, strides, strict=True))
+    offset = tensor.storage_offset()
+    return tensor.untyped_storage()._cdata, offset, shape, strides, tensor.dtype

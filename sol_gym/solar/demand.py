@@ -16,12 +16,31 @@ from .context import Context
 from .dependence import needs
 from .facts import Facts
 from .indexing import written_region
+from .precision import work_class
 from .region import Region
+from .rulebook import LearnedRule, multiply_adds, rulebook
+from .rulebook import needs as learned_needs
 from .trace import Control, Node, Trace, Value
 from .work import Demand, Work, contract, is_contraction
 
 _SIXTEEN_BITS_OR_LESS = 2
 _LINEAR_MASKING = frozenset(("mul", "masked_fill", "where", "tril", "triu"))
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What became of one operation of the run."""
+
+    node: Node
+    demand: Demand | None
+    """How much of its result is wanted; None if it is dead."""
+    work: Work | None
+    """If it is a contraction that somebody demands."""
+
+    @property
+    def results(self) -> int:
+        """Demanded elements of its result."""
+        return self.demand.region.count() if self.demand else 0
 
 
 @dataclass
@@ -32,9 +51,15 @@ class Outcome:
     """Input name -> the part of it that must be read."""
     written: dict[str, Region]
     """Input name -> the part of it that the reference changes in place."""
-    work: list[Work]
+    operations: list[Operation]
+    """All operations, in program order."""
     notes: list[str] = field(default_factory=list)
     """Why the demand may be less than the truth, where it may be."""
+
+    @property
+    def work(self) -> list[Work]:
+        """Work of the contractions that somebody demands."""
+        return [o.work for o in self.operations if o.work is not None]
 
 
 def find_demand(trace: Trace, facts: Facts, contents: Contents) -> Outcome:
@@ -55,7 +80,7 @@ class _Pass:
         self._contents = contents
         self._context = Context(facts, contents)
         self._wanted: dict[int, Demand] = {}
-        self._work: list[Work] = []
+        self._operations: list[Operation] = []
         self._notes: dict[str, None] = {}
 
     def run(self) -> Outcome:
@@ -74,7 +99,8 @@ class _Pass:
                 value = step.value
                 self._want(value, _firm(Region.full(value.shape), True))
             else:
-                self._visit(step)
+                self._operations.append(self._visit(step))
+        self._operations.reverse()
         read = {}
         for name, base in inputs.items():
             demand = self._wanted.get(id(base))
@@ -84,7 +110,7 @@ class _Pass:
                 self._note(f"input {name!r}: some of what is read could not be followed")
         if self._contents.stand_ins:
             self._note("which elements a top-k picks was not computed; the fewest are assumed")
-        return Outcome(read, written, self._work, list(self._notes))
+        return Outcome(read, written, self._operations, list(self._notes))
 
     def _written_inputs(self) -> dict[str, Region]:
         """What the reference changes of its inputs."""
@@ -108,7 +134,7 @@ class _Pass:
 
     # ---- One operation -----------------------------------------------------------------------
 
-    def _visit(self, node: Node) -> None:
+    def _visit(self, node: Node) -> Operation:
         demands: dict[int, Demand] = {}
         for i, out in enumerate(node.outs):
             if out is not None and (demand := self._take(node, out)) is not None:
@@ -119,7 +145,7 @@ class _Pass:
                 if demand is not None:
                     demands[i] = demand
         if not demands:
-            return
+            return Operation(node, None, None)
         total = Demand(
             region=next(iter(demands.values())).region,
             firm=next(iter(demands.values())).firm,
@@ -128,27 +154,41 @@ class _Pass:
         )
         if is_contraction(node):
             found, work = contract(self._facts, node, total)
-            if work is not None:
-                self._work.append(work)
-                if not work.exact:
-                    self._note(f"{node}: products with elements that may be masked are not counted")
+            if work is not None and not work.exact:
+                self._note(f"{node}: products with elements that may be masked are not counted")
             for value, region in found:
                 self._want(value, _firm(region, total.full_precision))
-            return
+            return Operation(node, total, work)
         wanted = {i: d.region for i, d in demands.items()}
         found_needs = needs(self._context, node, wanted)
+        if found_needs is None and (rule := rulebook().get(node)) is not None:
+            return self._by_learned_rule(node, rule, total, wanted)
         if found_needs is None:
             self._note(f"{node}: no rule for this operation; what it needs is not counted")
-            return
+            return Operation(node, total, None)
         firm = {i: d.firm for i, d in demands.items()}
         if all(firm[i] is wanted[i] for i in wanted):
             for value, region in found_needs:
                 self._pass_on(node, value, region, region, total)
-            return
+            return Operation(node, total, None)
         firm_needs = needs(self._context, node, firm)
         assert firm_needs is not None
         for (value, region), (_, sure) in zip(found_needs, firm_needs, strict=True):
             self._pass_on(node, value, region, sure, total)
+        return Operation(node, total, None)
+
+    def _by_learned_rule(
+        self, node: Node, rule: LearnedRule, total: Demand, wanted: dict[int, Region]
+    ) -> Operation:
+        for value, region in learned_needs(rule, node, wanted):
+            self._want(value, _firm(region, total.full_precision))
+        macs = multiply_adds(rule, node, total.region)
+        work = None
+        if macs > total.region.count():
+            left, right = (self._facts.at(node, v).format for v in node.inputs[:2])
+            unit = work_class(left, right, full_precision=total.full_precision)
+            work = Work(str(node), 2 * macs, unit, True)
+        return Operation(node, total, work)
 
     def _pass_on(
         self, node: Node, value: Value, region: Region, firm: Region, total: Demand

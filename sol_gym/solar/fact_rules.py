@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,8 +44,7 @@ def elementwise(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
         name: f for name, a in node.args.items() if (f := _operand(facts, node, a)) is not None
     }
     tensors = {n: f for n, f in operands.items() if isinstance(node.args[n], Value)}
-    fact = replace(
-        fact,
+    fact = fact.but(
         format=_format(node, out, tensors),
         distinct=min(out.numel, sum(f.distinct for f in tensors.values())),
         density=_density(node, tensors),
@@ -68,7 +66,7 @@ def elementwise(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
             masked = triangular and any(f.linear for f in others)
         elif name in _CONJUNCTION and all(f.inside for f in tensors.values()):
             inside = 1.0
-        return replace(fact, live=live, rest=rest, inside=inside, scan=fact.scan or masked)
+        return fact.but(live=live, rest=rest, inside=inside, scan=fact.scan or masked)
     live = Region.empty(out.shape)
     for region in lives.values():
         live = live.union(region)
@@ -76,7 +74,7 @@ def elementwise(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
         return fact
     outside = _apply(node, {n: f.rest for n, f in tensors.items()})
     if outside is None:
-        return replace(fact, density=0.0 if any(f.patterned for f in tensors.values()) else 1.0)
+        return fact.but(density=0.0 if any(f.patterned for f in tensors.values()) else 1.0)
     inside = None
     if len(tensors) == 1:
         (only,) = tensors
@@ -85,7 +83,7 @@ def elementwise(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     if inside is not None and inside <= MASKED and live.exact:
         # Masked elements are the ones outside, whichever way round the mask was built.
         live, outside, inside = Region.full(out.shape).subtract(live), inside, outside
-    return replace(fact, live=live, rest=outside, inside=inside)
+    return fact.but(live=live, rest=outside, inside=inside)
 
 
 _CONJUNCTION = frozenset(("bitwise_and", "logical_and", "__and__"))
@@ -195,8 +193,8 @@ def _is_linear(node: Node, tensors: dict[str, Fact]) -> bool:
 
 
 def _fixed(value: float) -> Callable[[Facts, Node, Value, Fact], Fact]:
-    return lambda facts, node, out, fact: replace(
-        fact, live=Region.empty(out.shape), rest=value, distinct=1, format="fp4"
+    return lambda facts, node, out, fact: fact.but(
+        live=Region.empty(out.shape), rest=value, distinct=1, format="fp4"
     )
 
 
@@ -206,20 +204,19 @@ def _full(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     if isinstance(arg, Value):
         given = facts.at(node, arg).fixed
         if given is None:
-            return replace(fact, distinct=1, format=facts.at(node, arg).format)
+            return fact.but(distinct=1, format=facts.at(node, arg).format)
         arg = given
     if not isinstance(arg, bool | int | float):
         return fact
     made = _fixed(float(arg))(facts, node, out, fact)
-    return replace(made, format=format_of_content(torch.tensor(float(arg))))
+    return made.but(format=format_of_content(torch.tensor(float(arg))))
 
 
 def _copy(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     """copy_: the source's facts, expanded."""
     source = node.args["src"]
     given = facts.at(node, source)
-    return replace(
-        given,
+    return given.but(
         live=given.live.broadcast(out.shape),
         format=narrower(given.format, format_of(out.dtype)),
     )
@@ -230,8 +227,7 @@ def _masked_fill(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     mask = facts.mask(node, node.args["mask"])
     filler = _operand(facts, node, node.args["value"])
     value = None if filler is None else filler.fixed
-    base = replace(
-        fact,
+    base = fact.but(
         format=own.format,
         distinct=min(out.numel, own.distinct + 1),
         linear=own.linear,
@@ -248,16 +244,14 @@ def _masked_fill(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
         # Share that stays, if scattered masks are known; nothing, if they are not.
         share = 1.0 - hidden if 0.0 < mask.density < 1.0 else mask.density
         return (
-            replace(base, live=own_live, rest=own.rest, density=base.density * share)
-            if hides
-            else base
+            base.but(live=own_live, rest=own.rest, density=base.density * share) if hides else base
         )
     kept = Region.full(out.shape).subtract(truth.broadcast(out.shape))
     value = -math.inf if value <= MASKED else value
     if own_live.is_full or _alike(own.rest, value):
         masked = value == 0.0 and own.linear and kept.coupled
-        return replace(base, live=own_live.intersect(kept), rest=value, scan=base.scan or masked)
-    return replace(base, live=own_live.union(truth.broadcast(out.shape)), rest=own.rest)
+        return base.but(live=own_live.intersect(kept), rest=value, scan=base.scan or masked)
+    return base.but(live=own_live.union(truth.broadcast(out.shape)), rest=own.rest)
 
 
 def _where(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
@@ -266,8 +260,7 @@ def _where(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     yes, no = picked
     if yes is None or no is None:
         return fact
-    fact = replace(
-        fact,
+    fact = fact.but(
         format=widest([f.format for f in (yes, no) if f.fixed is None] or ["fp4"]),
         distinct=min(out.numel, yes.distinct + no.distinct),
         linear=yes.linear or no.linear,
@@ -281,18 +274,18 @@ def _where(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
         value = -math.inf if value <= MASKED else value
         if truth is None:
             if value == 0.0 or value == -math.inf:
-                return replace(fact, density=chosen.density * mask.density)
+                return fact.but(density=chosen.density * mask.density)
             continue
         region = truth.broadcast(out.shape)
         if inverted:
             region = Region.full(out.shape).subtract(region)
         if chosen.fixed is not None:
-            return replace(fact, live=region, rest=value, inside=chosen.fixed)
+            return fact.but(live=region, rest=value, inside=chosen.fixed)
         live = chosen.live.broadcast(out.shape)
         if live.is_full or _alike(chosen.rest, value):
             region = region.intersect(live)
         masked = value == 0.0 and chosen.linear and region.coupled
-        return replace(fact, live=region, rest=value, scan=fact.scan or masked)
+        return fact.but(live=region, rest=value, scan=fact.scan or masked)
     return fact
 
 
@@ -300,16 +293,16 @@ def _triangle(lower: bool) -> Callable[[Facts, Node, Value, Fact], Fact]:
     def rule(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
         own = facts.at(node, node.args["self"])
         band = triangle(out.shape, node.args["diagonal"], lower=lower)
-        fact = replace(fact, format=own.format, linear=own.linear, density=own.density, rest=0.0)
+        fact = fact.but(format=own.format, linear=own.linear, density=own.density, rest=0.0)
         if (value := own.fixed) is not None:
             value = -math.inf if value <= MASKED else value
             if value == -math.inf:
                 # A mask to be added: minus infinity on one side, 0 on the other.
                 other = Region.full(out.shape).subtract(band)
-                return replace(fact, live=other, rest=value, inside=0.0, distinct=2)
-            return replace(fact, live=band, inside=value, distinct=2)
+                return fact.but(live=other, rest=value, inside=0.0, distinct=2)
+            return fact.but(live=band, inside=value, distinct=2)
         live = own.live.intersect(band) if own.rest == 0.0 else band
-        return replace(fact, live=live, scan=own.scan or own.linear)
+        return fact.but(live=live, scan=own.scan or own.linear)
 
     return rule
 
@@ -327,15 +320,15 @@ def _softmax(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     if own.rest > MASKED and own.density == 1.0:
         return fact
     live = own.live if own.rest <= MASKED else fact.live
-    return replace(fact, live=live, rest=0.0, density=own.density)
+    return fact.but(live=live, rest=0.0, density=own.density)
 
 
 def _pad(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     source = node.args["self"]
     own = facts.at(node, source)
     value = float(node.args["value"])
-    fact = replace(
-        fact, format=own.format, distinct=own.distinct, density=own.density, linear=own.linear
+    fact = fact.but(
+        format=own.format, distinct=own.distinct, density=own.density, linear=own.linear
     )
     live = own.live if own.live.is_full or _alike(own.rest, value) else Region.full(source.shape)
     for dim, before, after in padding_of(node):
@@ -343,7 +336,7 @@ def _pad(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
         if before < 0 or after < 0:
             live = live.slice(dim, max(0, -before), size - max(0, -after))
         live = live.unslice(dim, out.shape[dim], max(0, before))
-    return replace(fact, live=live, rest=value)
+    return fact.but(live=live, rest=value)
 
 
 def padding_of(node: Node) -> list[tuple[int, int, int]]:
@@ -365,7 +358,7 @@ def _placed(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
         limits = slice(node.args["start"], node.args["end"], node.args["step"])
         start, _, step = limits.indices(out.shape[dim])
     live = live.unslice(dim, out.shape[dim], start, step)
-    return replace(fact, live=live, rest=0.0, format=own.format, linear=own.linear)
+    return fact.but(live=live, rest=0.0, format=own.format, linear=own.linear)
 
 
 def _cat(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
@@ -374,13 +367,13 @@ def _cat(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     fact = _joined(fact, known, out)
     rests = {f.rest for f in known if not f.live.is_full}
     if len(rests) != 1:
-        return replace(fact, density=0.0) if rests else fact
+        return fact.but(density=0.0) if rests else fact
     dim = node.args["dim"] % len(out.shape)
     live, start = Region.empty(out.shape), 0
     for value, own in zip(parts, known, strict=True):
         live = live.union(own.live.unslice(dim, out.shape[dim], start))
         start += value.shape[dim]
-    return replace(fact, live=live, rest=rests.pop())
+    return fact.but(live=live, rest=rests.pop())
 
 
 def _stack(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
@@ -389,21 +382,20 @@ def _stack(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     fact = _joined(fact, known, out)
     rests = {f.rest for f in known if not f.live.is_full}
     if len(rests) != 1:
-        return replace(fact, density=0.0) if rests else fact
+        return fact.but(density=0.0) if rests else fact
     dim = node.args["dim"] % len(out.shape)
     live = Region.empty(out.shape)
     for i, own in enumerate(known):
         one = (*out.shape[:dim], 1, *out.shape[dim + 1 :])
         live = live.union(own.live.reshape(one).unslice(dim, out.shape[dim], i))
-    return replace(fact, live=live, rest=rests.pop())
+    return fact.but(live=live, rest=rests.pop())
 
 
 def _joined(fact: Fact, parts: list[Fact], out: Value) -> Fact:
     """Facts of a tensor put together from others."""
     if not parts:
         return fact
-    return replace(
-        fact,
+    return fact.but(
         format=narrower(widest([p.format for p in parts]), fact.format),
         distinct=min(out.numel, sum(p.distinct for p in parts)),
         density=max(p.density for p in parts),
@@ -422,11 +414,10 @@ def _selected(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     if node.name == "index" and len(source.shape) == 1 and len(others) == 1:
         fact = _looked_up(facts, node, source, others[0], out, fact)
     elif own.patterned:
-        fact = replace(fact, density=0.0)
+        fact = fact.but(density=0.0)
     if not fact.live.is_full:
-        return replace(fact, format=own.format, distinct=out.numel, product=True)
-    return replace(
-        fact,
+        return fact.but(format=own.format, distinct=out.numel, product=True)
+    return fact.but(
         live=Region.empty(out.shape) if own.fixed is not None else fact.live,
         rest=own.rest if own.fixed is not None else 0.0,
         format=own.format,
@@ -441,12 +432,12 @@ def _selected(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
 def _looked_up(facts: Facts, node: Node, table: Value, index: Fact, out: Value, fact: Fact) -> Fact:
     """Values of a table by codes: where all codes are one constant, so are the values."""
     if index.live.is_full:
-        return replace(fact, density=index.density)
+        return fact.but(density=index.density)
     entries = facts.content(node, table)
     if entries is None or not index.rest.is_integer():
-        return replace(fact, density=0.0)
+        return fact.but(density=0.0)
     rest = float(entries[int(index.rest)])
-    return replace(fact, live=index.live, rest=rest, density=index.density)
+    return fact.but(live=index.live, rest=rest, density=index.density)
 
 
 def _scattered(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
@@ -460,21 +451,21 @@ def _scattered(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     ]
     fact = _joined(fact, [own, *values], out)
     into_nothing = own.fixed is not None and (own.fixed == 0.0 or own.fixed <= MASKED)
-    return replace(fact, density=0.0) if into_nothing else fact
+    return fact.but(density=0.0) if into_nothing else fact
 
 
 def _accumulated(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
-    return replace(fact, linear=False)
+    return fact.but(linear=False)
 
 
 def _reduced(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
     own = facts.at(node, node.args["self"])
     distinct = min(out.numel, own.distinct)
-    return replace(fact, linear=own.linear, scan=own.scan, distinct=distinct)
+    return fact.but(linear=own.linear, scan=own.scan, distinct=distinct)
 
 
 def _contracted(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
-    return replace(fact, product=True, linear=True)
+    return fact.but(product=True, linear=True)
 
 
 def _alike(a: float, b: float) -> bool:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,13 @@ class Fact:
     """Whether it depends on no input."""
     steering: bool = False
     """Whether it depends on no floating-point input other than masks."""
+
+    def but(self, **changes: Any) -> Fact:
+        """These facts with some changed. (dataclasses.replace costs four times as much.)"""
+        fact = object.__new__(Fact)
+        fact.__dict__.update(self.__dict__)
+        fact.__dict__.update(changes)
+        return fact
 
     @property
     def fixed(self) -> float | None:
@@ -108,8 +116,8 @@ class Facts:
         self._of: dict[tuple[int, int], Fact] = {}
         self._looked_at: dict[tuple[int, int], tuple[Region, float] | None] = {}
         for name, value in trace.inputs.items():
-            fact = known.get(name) or replace(
-                _plain(value), steering=value.base.steering or not value.dtype.is_floating_point
+            fact = known.get(name) or _plain(value).but(
+                steering=value.base.steering or not value.dtype.is_floating_point
             )
             self._of[id(value.base), 0] = fact
         for step in trace.steps:
@@ -125,10 +133,10 @@ class Facts:
             live = Region.full(value.shape) if value.opaque else value.from_base(fact.live)
             sizes = [step.source_shape for step in value.chain]
             distinct = min(fact.distinct, value.numel, *(math.prod(s) for s in sizes))
-            fact = replace(fact, live=live, distinct=distinct)
+            fact = fact.but(live=live, distinct=distinct)
             if value.dtype != value.base.dtype:
-                fact = replace(
-                    fact, format=format_of(value.dtype), inside=None, live=Region.full(value.shape)
+                fact = fact.but(
+                    format=format_of(value.dtype), inside=None, live=Region.full(value.shape)
                 )
         return fact
 
@@ -147,8 +155,8 @@ class Facts:
             return fact
         seen = self._look(node, value, lambda content: content != 0)
         if seen is None or not seen[0].exact:
-            return fact if seen is None else replace(fact, density=seen[1])
-        return replace(fact, live=seen[0], rest=0.0, inside=1.0, density=1.0)
+            return fact if seen is None else fact.but(density=seen[1])
+        return fact.but(live=seen[0], rest=0.0, inside=1.0, density=1.0)
 
     def additive_mask(self, node: Node, value: Value) -> Fact:
         """`at`, with a look for very negative values in what no floating-point data went into."""
@@ -159,8 +167,8 @@ class Facts:
         if seen is None or seen[0].is_full:
             return fact
         if not seen[0].exact:
-            return replace(fact, density=seen[1])
-        return replace(fact, live=seen[0], rest=-math.inf)
+            return fact.but(density=seen[1])
+        return fact.but(live=seen[0], rest=-math.inf)
 
     def _look(
         self, node: Node, value: Value, test: Callable[[Tensor], Tensor]
@@ -186,9 +194,9 @@ class Facts:
 
     def _from_outside(self, value: Value, version: int) -> Fact:
         """A constant that the reference brought along, such as a table of decoded values."""
-        fact = replace(_plain(value), constant=True, steering=True)
+        fact = _plain(value).but(constant=True, steering=True)
         content = value.base.contents.get(version)
-        return fact if content is None else replace(fact, format=format_of_content(content))
+        return fact if content is None else fact.but(format=format_of_content(content))
 
     def _learn(self, node: Node) -> None:
         for out in node.fresh:
@@ -208,8 +216,7 @@ class Facts:
 
     def _result(self, node: Node, out: Value) -> Fact:
         inputs = [self.at(node, v) for v in node.inputs]
-        fact = replace(
-            _plain(out),
+        fact = _plain(out).but(
             product=any(f.product for f in inputs),
             constant=all(f.constant for f in inputs) and not node.random,
             steering=all(f.steering for f in inputs) and not node.random,
@@ -221,14 +228,13 @@ class Facts:
             return self._elementwise(self, node, out, fact)
         if node.name not in self._mixing and any(f.patterned for f in inputs):
             # Where the masked elements went is not known.
-            return replace(fact, density=0.0)
+            return fact.but(density=0.0)
         return fact
 
     def _after_write(self, node: Node, value: Value, old: Fact) -> Fact:
         """The base's facts after an in-place operation on a view of it."""
         new = self._result(node, value)
-        merged = replace(
-            old,
+        merged = old.but(
             format=wider(old.format, new.format) if old.fixed is None else new.format,
             distinct=min(value.base.numel, old.distinct + new.distinct),
             product=old.product or new.product,
@@ -240,14 +246,14 @@ class Facts:
             inside=None,
         )
         if value.opaque:
-            return replace(merged, live=Region.full(value.base.shape))
+            return merged.but(live=Region.full(value.base.shape))
         whole = value.to_base(Region.full(value.shape))
         live = value.to_base(new.live)
         if whole.is_full:
-            return replace(merged, live=live, rest=new.rest, inside=new.inside)
+            return merged.but(live=live, rest=new.rest, inside=new.inside)
         if new.rest != old.rest and not new.live.is_full:
             live = whole
-        return replace(merged, live=old.live.subtract(whole).union(live))
+        return merged.but(live=old.live.subtract(whole).union(live))
 
 
 MASK_DTYPES = (torch.bool, torch.uint8)

@@ -186,7 +186,9 @@ def scatter(context: Context, node: Node, wanted: Wanted) -> Iterator[Need]:
     for name, value in tensors(node):
         if name != "self":
             part = Region.empty(value.shape, exact=False)
-            if region.is_full:
+            if node.plain_name == "masked_scatter" and name == "source":
+                pass  # how much of the source the mask takes is not followed
+            elif region.is_full:
                 part = Region.full(value.shape)
             elif landing is not None:
                 part = landing.unbroadcast(value.shape)

@@ -121,6 +121,8 @@ class Node:
     random: bool
     position: int
     """Place in program order."""
+    line: int | None = None
+    """Line of the reference that asked for it."""
 
     @property
     def plain_name(self) -> str:
@@ -162,6 +164,45 @@ class Trace:
     """What was returned, in order."""
     steps: list[Node | Control]
     """What happened, in program order; views are not listed, for they do nothing."""
+
+    def nodes(self) -> Iterator[Node]:
+        """The operations, in program order."""
+        return (step for step in self.steps if isinstance(step, Node))
+
+    def names(self) -> dict[int, str]:
+        """Names of all bases by id: inputs by their own, results as `%` and a running number."""
+        names = {id(value.base): name for name, value in self.inputs.items()}
+        for number, node in enumerate(self.nodes()):
+            for i, out in enumerate(node.fresh):
+                suffix = "" if len(node.fresh) == 1 else "abcdefghijklmnop"[i % 16]
+                names.setdefault(id(out.base), f"%{number}{suffix}")
+        return names
+
+    def __str__(self) -> str:
+        """One line an operation, e.g. `%3 = mm(x [8, 4], %2 [4, 4])  # line 7`."""
+        names = self.names()
+
+        def shown(value: Value) -> str:
+            name = names.get(id(value.base), "constant")
+            return f"{name} {list(value.shape)}"
+
+        lines = []
+        for step in self.steps:
+            if isinstance(step, Control):
+                lines.append(f"read the values of {shown(step.value)}")
+                continue
+            made = ", ".join(names[id(o.base)] for o in step.fresh)
+            changed = ", ".join(names.get(id(v.base), "constant") for v in step.written)
+            where = f"  # line {step.line}" if step.line else ""
+            inputs = ", ".join(map(shown, step.inputs))
+            lines.append(f"{made or changed or '_'} = {step.name}({inputs}){where}")
+        returned = ", ".join(map(shown, self.outputs))
+        return "\n".join([*lines, f"return {returned}"])
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """E.g. `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def values_in(item: Any) -> Iterator[Value]:

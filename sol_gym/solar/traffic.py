@@ -11,7 +11,7 @@ from __future__ import annotations
 from ..problem import DTYPE_BYTES, Problem, Workload
 from .demand import Outcome
 from .region import Region
-from .trace import Trace
+from .trace import Control, Trace, Value
 
 
 def read_bytes(
@@ -54,3 +54,20 @@ def write_bytes(
         if id(trace.inputs[name].base) not in there:
             written[name] = region.count() * trace.inputs[name].dtype.itemsize
     return written
+
+
+def unfused_bytes(trace: Trace) -> int:
+    """Traffic of one kernel an operation: all arguments read, all results written."""
+    moved = 0
+    for step in trace.steps:
+        if isinstance(step, Control):
+            moved += _size(step.value)
+            continue
+        arguments = {id(v): v for v in step.inputs}.values()
+        moved += sum(map(_size, arguments))
+        moved += sum(_size(v) for v in (*step.fresh, *step.written))
+    return moved
+
+
+def _size(value: Value) -> int:
+    return value.numel * value.dtype.itemsize

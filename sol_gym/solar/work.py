@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,10 @@ from .context import Need
 from .facts import Fact, Facts
 from .precision import WorkClass, work_class
 from .region import Region
-from .trace import Node, Value
+from .trace import Node, Trace, Value
+
+if TYPE_CHECKING:
+    from .demand import Operation
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,26 @@ class Demand(NamedTuple):
 def is_contraction(node: Node) -> bool:
     """Whether an operation multiplies and sums."""
     return node.name in CONTRACTIONS or node.name in ("convolution", "convolution_backward")
+
+
+def as_written(node: Node) -> int:
+    """FLOPs of a contraction with every element of its operands, as the reference says it."""
+    if not is_contraction(node):
+        return 0
+    if node.name in CONTRACTIONS:
+        spec = CONTRACTIONS[node.name]
+        sizes = dict(zip(spec.left_axes, node.args[spec.left].shape, strict=True))
+        sizes |= zip(spec.right_axes, node.args[spec.right].shape, strict=True)
+        return 2 * math.prod(sizes.values())
+    weight = node.args["weight"]
+    if node.name == "convolution":
+        out = node.outs[0]
+        assert out is not None
+        moving = node.args["input"] if node.args["transposed"] else out
+        return 2 * moving.numel * math.prod(weight.shape[1:])
+    passes = sum(bool(m) for m in node.args["output_mask"][:2])
+    moving = node.args["input"] if node.args["transposed"] else node.args["grad_output"]
+    return 2 * passes * moving.numel * math.prod(weight.shape[1:])
 
 
 def contract(facts: Facts, node: Node, demand: Demand) -> tuple[list[Need], Work | None]:
@@ -259,15 +282,31 @@ def convolution(facts: Facts, node: Node, demand: Demand) -> tuple[list[Need], W
                 part[0] = term.axes[0]
             part |= {2 + i: t.touched(x) for (i, t), x in zip(enumerate(taps), live, strict=True)}
             needed = needed.union(Region.product(source.shape, part))
-            rows = np.repeat(used_groups, per_group) if node.args["transposed"] else wanted
-            shape = {0: rows} | {2 + i: np.any(x, axis=0) for i, x in enumerate(live)}
-            kernels = kernels.union(Region.product(weight.shape, shape))
+            window = {2 + i: np.any(x, axis=0) for i, x in enumerate(live)}
+            for shape in _channels_of_weight(node, weight, wanted, used_groups, per_group):
+                kernels = kernels.union(Region.product(weight.shape, shape | window))
     needs: list[Need] = [(source, needed), (weight, kernels)]
     if isinstance(bias, Value):
         others = [d for d in range(len(out.shape)) if d != 1]
         needs.append((bias, demand.region.any_over(others)))
     unit: WorkClass | None = "fp32_fma" if per_group == 1 else None
     return needs, _work(node, factors, iterations, demand, exact, 0, unit)
+
+
+def _channels_of_weight(
+    node: Node, weight: Value, wanted: np.ndarray, used_groups: np.ndarray, per_group: int
+) -> Iterator[dict[int, np.ndarray]]:
+    """Which of a weight's first two axes go with the wanted channels of the result."""
+    if not node.args["transposed"]:
+        yield {0: wanted}
+        return
+    channels = wanted.reshape(len(used_groups), -1)
+    if (channels[used_groups] == channels[used_groups][:1]).all():
+        yield {0: np.repeat(used_groups, per_group), 1: channels[used_groups][0]}
+        return
+    for group in np.flatnonzero(used_groups):
+        rows = np.repeat(np.arange(len(used_groups)) == group, per_group)
+        yield {0: rows, 1: channels[group]}
 
 
 def _spatial(live: Region, shape: tuple[int, ...]) -> list[np.ndarray | None] | None:
@@ -308,3 +347,58 @@ def total(work: Iterator[Work]) -> dict[WorkClass, int]:
         if item.flops:
             sums[item.unit] = sums.get(item.unit, 0) + item.flops
     return sums
+
+
+_SPECIAL = frozenset(
+    (
+        *("exp", "exp2", "expm1", "log", "log2", "log1p", "log10", "sqrt", "rsqrt", "reciprocal"),
+        *("sin", "cos", "tan", "tanh", "sigmoid", "erf", "silu", "gelu", "mish", "softplus"),
+        *("elu", "pow", "_softmax", "_log_softmax", "_safe_softmax", "logsumexp", "log_sigmoid"),
+    )
+)
+_PER_ROW = frozenset(("native_layer_norm", "native_group_norm", "_fused_rms_norm"))
+
+
+def special_functions(operation: Operation) -> int:
+    """Demanded results of an operation that a special-function unit would make."""
+    node = operation.node
+    name = node.plain_name
+    if name in _PER_ROW:
+        return node.outs[-1].numel if node.outs[-1] is not None and operation.demand else 0
+    if name not in _SPECIAL or (name == "pow" and _is_small_integer(node.args.get("exponent"))):
+        return 0
+    return operation.results
+
+
+def _is_small_integer(exponent: object) -> bool:
+    return isinstance(exponent, int | float) and float(exponent).is_integer() and abs(exponent) <= 8
+
+
+def external(operations: list[Operation], trace: Trace) -> tuple[int, int]:
+    """Multiply-adds of products whose operands both lie in memory, and the narrowest's width.
+
+    An elementwise function of a single tensor in memory counts as lying there, at that tensor's
+    width: whoever wants its element has to load one.
+    """
+    width_of = {id(v.base): v.dtype.itemsize for v in trace.inputs.values()}
+    macs, narrowest = 0, 0
+    for operation in operations:
+        node = operation.node
+        if node.pointwise and len(node.fresh) == 1:
+            sources = [v for v in node.inputs if v.numel > 1]
+            (out,) = node.fresh
+            if len(sources) == 1 and sources[0].numel == out.numel:
+                source = sources[0]
+                if id(source.base) in width_of and source.numel <= source.base.numel:
+                    width_of[id(out.base)] = width_of[id(source.base)]
+        if operation.work is None or node.name not in CONTRACTIONS:
+            continue
+        spec = CONTRACTIONS[node.name]
+        sides = [node.args[spec.left], node.args[spec.right]]
+        known = [width_of.get(id(v.base)) for v in sides]
+        if None in known or any(v.numel > v.base.numel for v in sides):
+            continue
+        macs += operation.work.flops // 2
+        widths = [w for w in known if w is not None]
+        narrowest = min([narrowest, *widths] if narrowest else widths)
+    return macs, narrowest or 2

@@ -142,18 +142,18 @@ class Session:
         """Make the argument tensors of every set: views of the arena, as the judge laid it out."""
         self.on_release({})
         self.specs = message["outputs"]
-        start = message["input_bytes"]
+        n, start = message["n"], message["input_bytes"]
         block = self.arena[start : start + message["output_bytes"]]
-        self.sets = [
-            [
-                message["scalars"][i][spec["name"]]
-                if spec["scalar"]
-                else _view(self.arena, spec, i)
-                for spec in message["inputs"]
-            ]
-            for i in range(message["n"])
+        scalars = message["scalars"]
+        columns = [
+            [row[spec["name"]] for row in scalars]
+            if spec["scalar"]
+            else _views(self.arena, spec, n)
+            for spec in message["inputs"]
         ]
-        self.targets = [[_view(block, spec, i) for spec in self.specs] for i in range(message["n"])]
+        self.sets = [list(row) for row in zip(*columns, strict=True)] if columns else [[]] * n
+        targets = [_views(block, spec, n) for spec in self.specs]
+        self.targets = [list(row) for row in zip(*targets, strict=True)]
         if hasattr(self.run, "axes"):
             self.run.axes[:] = message["axes"]
         return {"ok": True}
@@ -259,11 +259,16 @@ class Session:
         if mode == "eager":
             return {"ok": True, "outputs": []}
         outputs = []
-        for index in range(n):
-            # Graphs do not share a memory pool: one's intermediates would overwrite another's output.
-            made, graph = self._capture([index], copy=mode == "graph+copy")
-            self.graphs.append(graph)
-            outputs += made
+        try:
+            for index in range(n):
+                # Graphs do not share a memory pool: one's intermediates would overwrite another's output.
+                made, graph = self._capture([index], copy=mode == "graph+copy")
+                self.graphs.append(graph)
+                outputs += made
+        except torch.OutOfMemoryError as error:
+            self.on_release({})
+            torch.cuda.empty_cache()
+            return {"ok": False, "kind": "memory", "message": str(error)[:300]}
         for graph in self.graphs:
             graph.replay()  # The first launch uploads it; that is not the kernel's time.
         torch.cuda.synchronize()
@@ -392,16 +397,16 @@ class Session:
         return {"ok": True}
 
 
-def _view(memory: Any, spec: dict[str, Any], index: int) -> Any:
-    """Set `index` of an argument, as the judge laid it out in `memory`."""
+def _views(memory: Any, spec: dict[str, Any], n: int) -> list[Any]:
+    """An argument's `n` sets as dense tensors, as the judge laid them out in `memory`."""
     import torch
 
-    start = spec["offset"] + index * spec["stride"]
-    return (
-        memory[start : start + spec["bytes"]]
-        .view(getattr(torch, spec["dtype"]))
-        .view(spec["shape"])
-    )
+    start, stride, nbytes = spec["offset"], spec["stride"], spec["bytes"]
+    dtype = getattr(torch, spec["dtype"])
+    if not nbytes:
+        return [memory[:0].view(dtype).view(spec["shape"]) for _ in range(n)]
+    rows = memory[start : start + n * stride].view(n, stride)[:, :nbytes]
+    return list(rows.view(dtype).view(n, *spec["shape"]).unbind(0))
 
 
 def _raw(tensor: Any) -> Any:

@@ -30,7 +30,6 @@ _WATCH_INTERVAL_S = 0.02
 def main(fd: int, warm: list[str]) -> None:
     """Serve spawn requests on socket `fd` until the judge is gone."""
     isolation.die_with_parent()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors are reaped by the kernel.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in warm:
         with contextlib.suppress(ImportError):
@@ -44,6 +43,7 @@ def main(fd: int, warm: list[str]) -> None:
 
         interpreter.correct_interpreter()
     _block_judge_imports()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors are reaped by the kernel.
     judge = socket.socket(fileno=fd)
     wire.send(judge, {"event": "ready"})
     while True:
@@ -65,12 +65,63 @@ def main(fd: int, warm: list[str]) -> None:
         wire.send(judge, {"event": "forked", "pid": pid})
 
 
+def _build_lightly(
+    name: str, source: str, folder: str, library_dirs: list[str], include_dirs: list[str | None],
+    libraries: list[str], *_: Any,
+) -> str:  # fmt: skip
+    """Compile Triton's launcher stubs without optimising: half the time, once per signature.
+
+    What a stub does is a few dozen instructions a launch, and nothing at all in a captured graph.
+    """
+    import shutil
+    import subprocess
+    import sysconfig
+
+    variable, known = ("CC", "gcc") if source.endswith(".c") else ("CXX", "g++")
+    compiler = os.environ.get(variable) or shutil.which(known) or shutil.which("clang")
+    if compiler is None:
+        raise RuntimeError(f"Triton needs a C compiler: install {known} or set {variable}")
+    library = os.path.join(folder, name + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+    headers = [folder, sysconfig.get_path("include", "posix_prefix"), *filter(None, include_dirs)]
+    linked = [
+        f"-l:{lib}" if ".so" in lib or lib.endswith(".a") else f"-l{lib}" for lib in libraries
+    ]
+    subprocess.run(
+        [
+            compiler, source, "-O0", "-shared", "-fPIC", "-w", "-o", library,
+            *linked, *(f"-L{d}" for d in library_dirs), *(f"-I{d}" for d in headers),
+        ],
+        check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    return library
+
+
 def _warm_triton() -> None:
-    """Have Triton hash its own installation once, here: every fork would do it again (0.7 s)."""
+    """Do once, here, what every fork would do again for its first kernel.
+
+    Triton hashes its own installation (0.7 s), and loads and initialises its compiler (a kernel is
+    compiled for a GPU architecture; no GPU is touched). Failing only costs that time in each worker.
+    """
     with contextlib.suppress(Exception):
+        import tempfile
+
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
         from triton.runtime.cache import triton_key
 
         triton_key()
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            return
+        from . import warming
+
+        triton.knobs.build.impl = _build_lightly
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["TRITON_CACHE_DIR"] = folder
+            signature = {"x": "*bf16", "y": "*bf16", "n": "i32", "BLOCK": "constexpr"}
+            source = ASTSource(warming.scale_rows, signature=signature, constexprs={"BLOCK": 128})
+            triton.compile(source, target=GPUTarget("cuda", 90, 32))
+        del os.environ["TRITON_CACHE_DIR"]
 
 
 def _block_judge_imports() -> None:
