@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .device import Device
-from .errors import ProblemError, SolGymError
+from .errors import SolGymError
 from .evaluate import Evaluator, as_problem
 from .evaluation import Evaluation, Finding, Severity, Status
 from .problem import Problem, ProfileName, load_problem

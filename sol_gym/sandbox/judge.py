@@ -408,7 +408,8 @@ class _Run:
         )
         return Series(
             backend, self.arena, self.worker, self.problem, workload, reference, maker, self.plan,
-            self.deadline, self.dps, self.outcome.stages_s, self.strict and self.strict.turn(index),
+            self.deadline, self.dps, self.outcome.stages_s,
+            self.strict.turn(index) if self.strict else None,
         )  # fmt: skip
 
     def _measure(

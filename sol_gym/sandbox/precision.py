@@ -233,9 +233,9 @@ class _Noise:
             whole = squares.sum()
             inside = squares.masked_fill_(outside, 0).sum()
             rows.append(torch.stack([whole, largest, outside.sum().double(), inside]))
-        whole, largest, beyond, inside = zip(*torch.stack(rows).tolist(), strict=True)
+        sums, worsts, numbers, insides = zip(*torch.stack(rows).tolist(), strict=True)
         total = got.numel()
-        return (sum(whole) / total) ** 0.5, max(largest), sum(beyond), (sum(inside) / total) ** 0.5
+        return (sum(sums) / total) ** 0.5, max(worsts), sum(numbers), (sum(insides) / total) ** 0.5
 
     def _wrong_codes(self, got: Tensor, selects: float) -> list[str]:
         """Integers and packed numbers must be the reference's or the oracle's."""

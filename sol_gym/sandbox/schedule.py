@@ -1,11 +1,12 @@
 """Which strict sets of an evaluation are compared, and how long that may take.
 
-A float64 run of the reference can be far slower than the candidate, so there is a budget. Its parts:
+A float64 run of the reference can be far slower than the candidate, so there is a budget:
 
-- On every workload at least one variant is compared, and over an evaluation every variant, whatever
-  it costs. Which variant is due on which workload is secret and new in every evaluation.
-- The others are compared too while time is left: so much a workload, and in the whole evaluation a
+- On every workload at least one variant is *due*: it is compared whatever it takes. Over the
+  workloads all variants are. Which is due where is secret and new in every evaluation.
+- The others are compared too while time is left: so much a workload, and over the evaluation a
   share of what everything else takes. Small workloads (milliseconds a set) get all of them.
+- Where even the sets that are due take longer than everything else, most of them are left out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ __all__ = ["Schedule", "Turn"]
 _WORKLOAD_S = 1.0
 _EVALUATION_S = 1.5
 _SHARE = 0.5
+_DUE_S = 20.0
+"""Seconds that sets may have taken before one that is due is left out."""
+_DUE_CHANCE = 0.25
 _random = secrets.SystemRandom()
 
 
@@ -39,42 +43,47 @@ class Schedule:
         self._begin = time.perf_counter()
 
     def turn(self, index: int) -> Turn:
-        """What is due on a workload; the last ones take what is uncovered."""
+        """What is compared on a workload, by its number; the last one takes all uncovered ones."""
         left = max(1, self.workloads - index)
-        candidates = sorted(self.uncovered) or list(self.variants)
-        count = -(-len(self.uncovered) // left) or min(1, len(candidates))
-        return Turn(self, index, _random.sample(candidates, count))
+        candidates = sorted(self.uncovered or self.variants)
+        due = _random.sample(candidates, max(-(-len(self.uncovered) // left), candidates != []))
+        return Turn(self, index, due)
 
-    def allowed_s(self, index: int) -> float:
-        """Seconds that strict sets may have taken by the end of a workload."""
-        others = time.perf_counter() - self._begin - self.spent_s
-        return max(_EVALUATION_S * min(1.0, (index + 1) / self.workloads), _SHARE * others)
+    def has_time(self, index: int, next_s: float) -> bool:
+        """Whether a set that takes `next_s` fits into what sets up to this workload may take."""
+        pace = _EVALUATION_S * min(1.0, (index + 1) / self.workloads)
+        return self.spent_s + next_s <= max(pace, _SHARE * self._others_s)
+
+    @property
+    def due_is_too_slow(self) -> bool:
+        """Whether strict sets take more time than everything else, and much."""
+        return self.spent_s > max(_DUE_S, self._others_s)
+
+    @property
+    def _others_s(self) -> float:
+        """Seconds that everything but strict sets has taken."""
+        return time.perf_counter() - self._begin - self.spent_s
 
 
 class Turn:
-    """The strict sets of one workload."""
+    """The strict sets of one workload: `variants` in the order to ask for them."""
 
     def __init__(self, schedule: Schedule, index: int, due: list[str]):
-        self.variants = schedule.variants
-        self._schedule, self._index, self._due = schedule, index, due
+        others = [variant for variant in schedule.variants if variant not in due]
+        _random.shuffle(others)
+        self.variants = (*due, *others)
+        self._schedule, self._index, self._due = schedule, index, set(due)
         self._spent_s = self._longest_s = 0.0
         self._compared = False
-
-    def order(self, variants: Iterable[str]) -> list[str]:
-        """Those that are due first, the others in a secret order."""
-        given = list(variants)
-        _random.shuffle(given)
-        return sorted(given, key=lambda variant: variant not in self._due)
+        self._forgone = schedule.due_is_too_slow and _random.random() > _DUE_CHANCE
 
     def admits(self, variant: str) -> bool:
-        """Whether the variant is to be compared: it is due, none has been, or there is time."""
+        """Whether a variant is to be compared: it is due, none has been yet, or there is time."""
         if variant in self._due or not self._compared:
-            return True
+            return not self._forgone
         next_s = self._longest_s
-        return (
-            self._spent_s + next_s <= _WORKLOAD_S
-            and self._schedule.spent_s + next_s <= self._schedule.allowed_s(self._index)
-        )
+        in_time = self._spent_s + next_s <= _WORKLOAD_S
+        return in_time and self._schedule.has_time(self._index, next_s)
 
     def spend(self, seconds: float) -> None:
         """Count time that strict sets took."""
@@ -82,7 +91,7 @@ class Turn:
         self._schedule.spent_s += seconds
 
     def record(self, variant: str, seconds: float, compared: bool) -> None:
-        """Count a set, and its variant as covered if it could be judged by."""
+        """Count a set, and its variant as covered if the candidate could be judged by it."""
         self.spend(seconds)
         self._longest_s = max(self._longest_s, seconds)
         if compared:

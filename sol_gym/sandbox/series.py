@@ -284,15 +284,18 @@ class Series:
                 chunk, kinds = kinds[:most], kinds[most:]
                 self._check_some(chunk, sets)
                 kinds = [kind for kind in kinds if kind is None or self._admitted(kind)]
-            self._restore_numbers()
+            if self.strict is not None:
+                self._restore_numbers()
+                self._release_cached()
 
     def _kinds(self, most: int) -> list[str | None]:
         """Strict variants (None for compatible sets) of the rounds, in order."""
         rounds = self.plan.rounds
         if self.strict is None or not self.strict.variants:
             return [None] * max(1, min(rounds, most))
-        kinds = [*self.strict.variants, *[None] * max(1, rounds - 1)]
-        _random.shuffle(kinds)
+        kinds: list[str | None] = [*self.strict.variants]
+        for _ in range(max(1, rounds - 1)):
+            kinds.insert(_random.randrange(len(kinds) + 1), None)
         return kinds
 
     def _admitted(self, variant: str) -> bool:
@@ -316,15 +319,22 @@ class Series:
         if self.strict is None:
             return
         self.strict.spend(self.maker.hardening_s)
-        for variant in self.strict.order(kind for kind in kinds if kind is not None):
-            if not self._admitted(variant):
+        for index, variant in enumerate(kinds):
+            if variant is None or not self._admitted(variant):
                 continue
-            index = kinds.index(variant)
             with self.stages.timed("strict"):
                 start, before = time.perf_counter(), self.comparison.strict_rounds
                 self._verify(index, privates[index], variant)
                 compared = self.comparison.strict_rounds > before
                 self.strict.record(variant, time.perf_counter() - start, compared)
+
+    def _release_cached(self) -> None:
+        """A float64 run leaves the judge with cached memory that the worker may need."""
+        keep = self.backend.memory_cap() // 2
+        if self.backend.cached_bytes() > keep:
+            self.worker.stop()
+            self.backend.release_cached(keep)
+            self.worker.resume()
 
     def _restore_numbers(self) -> None:
         """Later calls get the workload's numbers, where those of strict sets were others."""
