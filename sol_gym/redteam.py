@@ -371,7 +371,8 @@ class RedTeam:
 
     def _evaluate(self, solution: Solution) -> Evaluation:
         return self.evaluator.evaluate(
-            self.problem, solution, scoring=False, timeout_s=_TIMEOUT_S, inputs_profile=self.inputs_profile
+            self.problem, solution, profile=self.problem.profile, scoring=False, timeout_s=_TIMEOUT_S,
+            inputs_profile=self.inputs_profile,
         )  # fmt: skip
 
     def _honest_times(self, exploit: Exploit, *, again: bool = False) -> list[float]:

@@ -6,6 +6,7 @@ import pytest
 
 from sol_gym.evaluation import Status
 from sol_gym.problem import Pack
+from sol_gym.sandbox import schedule
 from tests.conftest import RMSNORM
 
 UNIT_RMS = "def run(x, weight):\n    return x * weight\n"
@@ -54,6 +55,30 @@ def test_what_compatible_inputs_hide_is_seen_on_strict_ones(judged, wide, source
     result = judged(source, wide, inputs_profile="strict").results[0]
     assert result.status is Status.INCORRECT_NUMERICAL
     assert result.correctness.strict_rounds or "within tolerance" in result.message
+
+
+def test_without_time_every_workload_has_one_strict_set_and_the_record_says_what_was_left_out(
+    judged, toy, monkeypatch
+):
+    for name in ("_WORKLOAD_S", "_EVALUATION_S", "_SHARE"):
+        monkeypatch.setattr(schedule, name, 0.0)
+    four = toy.model_copy(
+        update={
+            "workloads": tuple(
+                toy.workloads[0].model_copy(update={"uuid": f"w{rows}", "axes": {"rows": rows}})
+                for rows in (5, 7, 9, 11)
+            )
+        }
+    )
+    outcome = judged(RMSNORM, four, inputs_profile="strict")
+    left_out = []
+    for result in outcome.results:
+        assert result.status is Status.PASSED, result.message
+        assert result.correctness.strict_rounds == 1
+        assert all("left out to save time" in text for text in result.correctness.strict_skipped)
+        left_out.append({text.split(":")[0] for text in result.correctness.strict_skipped})
+    assert not set.intersection(*left_out)
+    assert 0 < outcome.stages_s["strict"] < outcome.stages_s["correctness"]
 
 
 def test_numbers_that_strict_sets_changed_are_given_again_in_timed_calls(judged, toy):
