@@ -223,3 +223,20 @@ def test_another_shape_has_one_free_axis_at_an_odd_size_that_is_not_listed():
         assert source == 0 and workload.uuid != p.workloads[0].uuid
         sizes.add(workload.axes["rows"])
     assert len(sizes) > 2 and all(ROWS // 2 <= n < ROWS and n % 2 for n in sizes)
+
+
+def test_another_shape_is_sought_at_a_larger_workload_where_the_smallest_leaves_no_choice():
+    p = problem(x=["rows", "width"])
+    free = p.pack.model_copy(update={"free_axes": ["rows"]})
+    sizes = (1, 64, 2, 6)
+    workloads = tuple(
+        p.workloads[0].model_copy(update={"uuid": f"w{n}", "axes": {"rows": n}}) for n in sizes
+    )
+    p = p.model_copy(update={"pack": free, "workloads": workloads})
+    found = [other_shape(p, Random(seed)) for seed in range(10)]
+    assert {source for _, source in found} == {1}
+    assert len({workload.axes["rows"] for workload, _ in found}) > 2
+    few = p.model_copy(update={"workloads": (workloads[0], workloads[3])})
+    workload, source = other_shape(few, Random(1))
+    assert (workload.axes["rows"], source) in ((3, 1), (5, 1))
+    assert other_shape(p.model_copy(update={"workloads": workloads[:1]}), Random(1)) is None
