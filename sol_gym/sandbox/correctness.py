@@ -2,7 +2,8 @@
 
 An element passes if |out - ref| <= max_atol + max_rtol * |ref|, in float32 (SOL-ExecBench). NaN
 never matches anything; +-inf matches only the same infinity, and -inf only where the tolerance
-allows it. Strict sets have another yardstick (`precision`) and count into the same verdict. Work is done in chunks, so that comparing never needs more than a few hundred MiB.
+allows it. Strict sets have another yardstick (`precision`) and count into the same verdict. Work is
+done in chunks, so that comparing never needs more than a few hundred MiB.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Comparison:
         first: int | None = None
         worst_absolute = worst_relative = 0.0
         outside = 0
-        allowed: torch.Tensor | None = None
+        hard_cap = self.hard_cap if flat_expected.is_floating_point() else None
+        cap: torch.Tensor | None = None
         for start in range(0, total, _CHUNK):
             a = _as_float(flat_got[start : start + _CHUNK])
             b = _as_float(flat_expected[start : start + _CHUNK])
@@ -68,11 +70,11 @@ class Comparison:
             ok = (
                 finite & (difference <= tolerance.max_atol + tolerance.max_rtol * magnitude)
             ) | same_inf
-            if self.hard_cap is not None and flat_expected.is_floating_point():
-                if allowed is None:
-                    allowed = self._allowed(flat_expected, self.hard_cap)
-                own = self.hard_cap * tolerance.max_rtol * magnitude
-                outside += int((difference > torch.maximum(allowed, own)).sum())
+            beyond = torch.zeros((), device=b.device)
+            if hard_cap is not None:
+                cap = self._cap(flat_expected, hard_cap) if cap is None else cap
+                own = hard_cap * tolerance.max_rtol * magnitude
+                beyond = (difference > torch.maximum(cap, own)).sum()
             relative = difference / magnitude.clamp_min(1e-12)
             counts = torch.stack(
                 [
@@ -81,6 +83,7 @@ class Comparison:
                     torch.where(difference > tolerance.max_atol, relative, 0).max().double(),
                     torch.isnan(a).any().double(),
                     (torch.isinf(a) & ~same_inf).any().double(),
+                    beyond.double(),
                 ]
             ).tolist()
             if counts[0] and first is None:
@@ -92,6 +95,7 @@ class Comparison:
             )
             self.has_nan |= bool(counts[3])
             self.has_inf |= bool(counts[4])
+            outside += int(counts[5])
         ratio = 1 - bad / total if total else 1.0
         self.max_absolute = max(self.max_absolute, worst_absolute)
         self.max_relative = max(self.max_relative, worst_relative)
@@ -125,30 +129,28 @@ class Comparison:
                 )
         return not reasons
 
-    def _allowed(self, expected: torch.Tensor, hard_cap: float) -> torch.Tensor:
+    def _cap(self, expected: torch.Tensor, hard_cap: float) -> torch.Tensor:
         """The hard cap for an element no larger than the root mean square of its output."""
-        total = count = 0.0
+        sums = torch.zeros(2, dtype=torch.float64, device=expected.device)
         for start in range(0, expected.numel(), _CHUNK):
             part = _as_float(expected[start : start + _CHUNK]).double()
             finite = torch.isfinite(part)
-            total += float(torch.where(finite, part, 0).square().sum())
-            count += float(finite.sum())
-        scale = (total / max(count, 1)) ** 0.5
-        cap = hard_cap * (self.tolerance.max_atol + self.tolerance.max_rtol * scale)
-        return torch.tensor(cap, device=expected.device)
+            sums += torch.stack([torch.where(finite, part, 0).square().sum(), finite.sum()])
+        scale = (sums[0] / sums[1].clamp_min(1)).sqrt()
+        return hard_cap * (self.tolerance.max_atol + self.tolerance.max_rtol * scale)
 
     def add_strict(self, variant: str, yardstick: Yardstick, got: list[torch.Tensor]) -> bool:
         """Compare all outputs of one strict round; returns whether they pass."""
         if yardstick.void:
             self.skipped.append(f"{variant}: {yardstick.void}")
             return True
-        self.strict_rounds += 1
         reasons = []
         for position, output in enumerate(got):
             found = yardstick.compare(position, output)
             reasons += found.faults
             if found.rms < float("inf"):
                 self.strict_error = max(self.strict_error or 0.0, found.rms)
+        self.strict_rounds += 1
         if reasons:
             self.failed = True
             self.reasons = self.reasons or [f"on {_MEANING[variant]}: {r}" for r in reasons]

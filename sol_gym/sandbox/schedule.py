@@ -76,6 +76,8 @@ class Turn:
         self._spent_s = self._longest_s = 0.0
         self._compared = False
         self._forgone = schedule.due_is_too_slow and _random.random() > _DUE_CHANCE
+        self.why_not = "left out to save time"
+        """Why a variant that is not admitted is not."""
 
     def admits(self, variant: str) -> bool:
         """Whether a variant is to be compared: it is due, none has been yet, or there is time."""
@@ -84,6 +86,10 @@ class Turn:
         next_s = self._longest_s
         in_time = self._spent_s + next_s <= _WORKLOAD_S
         return in_time and self._schedule.has_time(self._index, next_s)
+
+    def forgo(self, why: str) -> None:
+        """Admit nothing any more: no set of this workload can be judged by."""
+        self._forgone, self.why_not = True, why
 
     def spend(self, seconds: float) -> None:
         """Count time that strict sets took."""

@@ -243,19 +243,21 @@ class Series:
 
     def _verify_strict(self, index: int, private: Private, variant: str) -> None:
         """Compare by the error that the declared precision itself makes on this set."""
+        assert self.strict is not None
         try:
             yardstick = Yardstick(self.problem, self.reference, private.arguments, self.outputs)
+            got = [
+                right if output is None else output
+                for output, right in zip(self._outputs(index), yardstick.expected, strict=True)
+            ]
+            self.comparison.add_strict(variant, yardstick, got)
+            return
         except (InvalidReference, OracleUnsupported) as error:
-            self.comparison.skipped.append(f"{variant}: {error}")
-            return
+            why = str(error)
         except torch.OutOfMemoryError:
-            self.comparison.skipped.append(f"{variant}: no memory for float64 on this device")
-            return
-        got = [
-            right if output is None else output
-            for output, right in zip(self._outputs(index), yardstick.expected, strict=True)
-        ]
-        self.comparison.add_strict(variant, yardstick, got)
+            why = "no memory for float64 on this device"
+            self.strict.forgo(why)
+        self.comparison.skipped.append(f"{variant}: {why}")
 
     def _most_sets(self) -> int:
         """How many sets fit: in the arena, in the worker beside it, and in the time to draw them."""
@@ -300,9 +302,10 @@ class Series:
 
     def _admitted(self, variant: str) -> bool:
         """Whether a variant is to be compared; the record says so if it is not."""
-        admitted = self.strict is None or self.strict.admits(variant)
+        assert self.strict is not None
+        admitted = self.strict.admits(variant)
         if not admitted:
-            self.comparison.skipped.append(f"{variant}: left out to save time")
+            self.comparison.skipped.append(f"{variant}: {self.strict.why_not}")
         return admitted
 
     def _check_some(self, kinds: Sequence[str | None], sets: int) -> None:

@@ -52,6 +52,14 @@ def test_a_workload_whose_due_variant_says_nothing_gets_another_one():
     assert compared == [["huge"], ["huge"]]
 
 
+def test_a_workload_without_a_float64_run_admits_nothing_more_and_says_why():
+    plan = Schedule(VARIANTS, 2)
+    turn = plan.turn(0)
+    turn.forgo("no memory")
+    assert not any(map(turn.admits, VARIANTS)) and turn.why_not == "no memory"
+    assert all(map(plan.turn(1).admits, VARIANTS))
+
+
 def test_a_float64_run_that_takes_longer_than_all_else_is_left_out_mostly(monkeypatch):
     monkeypatch.setattr(schedule, "_DUE_CHANCE", 0.0)
     assert [len(row) for row in run(6, 8.0)] == [1, 1, 1, 0, 0, 0]
