@@ -178,6 +178,7 @@ _FREQUENCY = re.compile(r"freq|theta|(^|_)emb(eddings)?$|^frequencies$|angles")
 _BIAS = re.compile(r"bias|shift")
 _MASK = re.compile(r"mask")
 _WEIGHT = re.compile(r"weight|proj|_w$|^w\d*$|kernel|filter|table|embed")
+_FACTORS = (0.5, 0.75, 1.25, 1.5)
 _SCALAR_FACTOR = re.compile(r"scal(e|ing)|factor|attention_temperature")
 _DECAY = re.compile(r"^(A|A_log|A_cumsum|g|dt|dt_bias|time_decay|D|beta|decay.*|exp_mod_deltas)$")
 
@@ -226,8 +227,10 @@ class _Draw:
                 f"strict rule {rule.kind!r} does not fit input {self.name!r}, a Python number"
             )
         if isinstance(value, float) and value and _SCALAR_FACTOR.search(self.name):
-            # A factor of one hides that it is left out, a common one that it is built in.
-            return value * float(self.uniform((), device, 0.5, 1.5))
+            # A factor of one hides that it is left out, a common one that it is built in. There are
+            # few others, because a kernel may honestly be compiled anew for each.
+            at = int(torch.randint(len(_FACTORS), (), device=device, generator=self.generator))
+            return value * _FACTORS[at]
         return value
 
     def tensor(self, t: Tensor, declared: str, rule: StrictRule | None) -> None:
