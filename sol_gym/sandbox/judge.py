@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import secrets
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -190,7 +190,7 @@ class _Run:
         self.library: Path | None = None
         self.binding = binding_of(request.solution)
         self.strict = (
-            Schedule(variants_for(self.problem), len(self.problem.workloads))
+            Schedule(variants_for(self.problem), len(self.problem.workloads), request.seed)
             if request.inputs_profile == "strict"
             else None
         )
@@ -232,12 +232,12 @@ class _Run:
             if failed and not self._can_go_on(result):
                 break
         if not failed and self.strict and self.keep is None:
-            self._other_shape(reference)
+            self._other_shape(reference, self.strict.random)
         return outcome
 
-    def _other_shape(self, reference: Reference) -> None:
+    def _other_shape(self, reference: Reference, choose: Random) -> None:
         """Correctness at a size that is not listed; what fails there fails the listed workload."""
-        found = other_shape(self.problem, secrets.SystemRandom())
+        found = other_shape(self.problem, choose)
         if found is None:
             return
         workload, source = found

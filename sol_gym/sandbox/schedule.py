@@ -14,6 +14,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable
+from random import Random
 
 __all__ = ["Schedule", "Turn"]
 
@@ -23,7 +24,6 @@ _SHARE = 0.5
 _DUE_S = 20.0
 """Seconds that sets may have taken before one that is due is left out."""
 _DUE_CHANCE = 0.25
-_random = secrets.SystemRandom()
 
 
 class Schedule:
@@ -32,11 +32,13 @@ class Schedule:
     Args:
         variants: names of the problem's variants.
         workloads: how many workloads there are.
+        seed: makes what is chosen repeatable (not how far time reaches); None is secret.
     """
 
-    def __init__(self, variants: Iterable[str], workloads: int):
+    def __init__(self, variants: Iterable[str], workloads: int, seed: int | None = None):
         self.variants = tuple(variants)
         self.workloads = workloads
+        self.random = secrets.SystemRandom() if seed is None else Random(seed)
         self.uncovered = set(self.variants)
         """Variants that have been compared on no workload yet."""
         self.spent_s = 0.0
@@ -46,7 +48,7 @@ class Schedule:
         """What is compared on a workload, by its number; the last one takes all uncovered ones."""
         left = max(1, self.workloads - index)
         candidates = sorted(self.uncovered or self.variants)
-        due = _random.sample(candidates, max(-(-len(self.uncovered) // left), candidates != []))
+        due = self.random.sample(candidates, max(-(-len(self.uncovered) // left), candidates != []))
         return Turn(self, index, due)
 
     def has_time(self, index: int, next_s: float) -> bool:
@@ -66,18 +68,26 @@ class Schedule:
 
 
 class Turn:
-    """The strict sets of one workload: `variants` in the order to ask for them."""
+    """The strict sets of one workload."""
 
     def __init__(self, schedule: Schedule, index: int, due: list[str]):
         others = [variant for variant in schedule.variants if variant not in due]
-        _random.shuffle(others)
+        schedule.random.shuffle(others)
         self.variants = (*due, *others)
+        """In the order to ask for them."""
         self._schedule, self._index, self._due = schedule, index, set(due)
         self._spent_s = self._longest_s = 0.0
         self._compared = False
-        self._forgone = schedule.due_is_too_slow and _random.random() > _DUE_CHANCE
+        self._forgone = schedule.due_is_too_slow and schedule.random.random() > _DUE_CHANCE
         self.why_not = "left out to save time"
         """Why a variant that is not admitted is not."""
+
+    def rounds(self, compatible: int) -> list[str | None]:
+        """The variants with so many compatible sets (None) at random places among them."""
+        kinds: list[str | None] = [*self.variants]
+        for _ in range(compatible):
+            kinds.insert(self._schedule.random.randrange(len(kinds) + 1), None)
+        return kinds
 
     def admits(self, variant: str) -> bool:
         """Whether a variant is to be compared: it is due, none has been yet, or there is time."""

@@ -295,10 +295,7 @@ class Series:
         rounds = self.plan.rounds
         if self.strict is None or not self.strict.variants:
             return [None] * max(1, min(rounds, most))
-        kinds: list[str | None] = [*self.strict.variants]
-        for _ in range(max(1, rounds - 1)):
-            kinds.insert(_random.randrange(len(kinds) + 1), None)
-        return kinds
+        return self.strict.rounds(max(1, rounds - 1))
 
     def _admitted(self, variant: str) -> bool:
         """Whether a variant is to be compared; the record says so if it is not."""

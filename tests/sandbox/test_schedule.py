@@ -47,6 +47,16 @@ def test_what_is_due_differs_between_evaluations():
     assert len(first) > 1
 
 
+def test_a_seed_repeats_what_is_chosen_and_compatible_sets_lie_among_strict_ones():
+    def chosen(seed):
+        plan = Schedule(VARIANTS, 4, seed)
+        return [plan.turn(index).rounds(2) for index in range(4)]
+
+    assert chosen(5) == chosen(5) != chosen(6)
+    assert all(len(kinds) == 6 and kinds.count(None) == 2 for kinds in chosen(5))
+    assert len({kinds.index(None) for seed in range(10) for kinds in chosen(seed)}) > 1
+
+
 def test_a_workload_whose_due_variant_says_nothing_gets_another_one():
     compared = run(2, 3.0, void={"plain", "rows", "tiny"})
     assert compared == [["huge"], ["huge"]]

@@ -18,6 +18,14 @@ def run(x, weight):
     square = (half * half).mean(-1, keepdim=True).float()
     return (x.float() * torch.rsqrt(square + 1e-6) * weight.float()).to(x.dtype)
 """
+ROUNDED_SCALE = """
+import torch
+
+def run(x, weight):
+    x = x.float()
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6).bfloat16().float()
+    return (x * scale * weight.float()).to(torch.bfloat16)
+"""
 ONE_ROW_STALE = (
     RMSNORM.replace("def run(", "def right(")
     + """
@@ -46,6 +54,14 @@ def test_the_reference_passes_and_the_record_counts_strict_rounds(judged):
         assert result.correctness.strict_rounds == 4
         assert result.correctness.strict_error < 1
         assert result.correctness.strict_skipped == []
+
+
+def test_a_seed_repeats_strict_draws(judged):
+    def errors(seed):
+        outcome = judged(ROUNDED_SCALE, inputs_profile="strict", seed=seed)
+        return [r.correctness.strict_error for r in outcome.results]
+
+    assert errors(3) == errors(3) != errors(4)
 
 
 @pytest.mark.parametrize("source", [UNIT_RMS, HALF, ONE_ROW_STALE], ids=["unit", "half", "stale"])
