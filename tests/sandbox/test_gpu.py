@@ -67,7 +67,7 @@ def test_strict_sets_are_compared_and_float64_memory_goes_back(judge, judged, mo
     for result in outcome.results:
         assert result.status is Status.PASSED, result.message
         assert result.timing.mode == "graph"
-        assert result.correctness.strict_rounds == 4 and result.correctness.strict_error < 1
+        assert result.correctness.strict_rounds >= 1 and result.correctness.strict_error < 1
     assert 2 << 20 in released
 
 
