@@ -1,15 +1,22 @@
 """Judge references and hand-written kernels on all workloads; writes a Markdown table and JSONL.
 
-python benchmarks/judge_all.py --what references|kernels|unrounded [--only TEXT] [--timeout S] --out FOLDER
+python benchmarks/judge_all.py --what references|kernels|unrounded [--only TEXT] [--timeout S]
+    [--profile compatible|strict] --out FOLDER
+
+With `--profile strict` the table also has the largest error on strict sets (in units of the
+reference's own against float64), how many were compared, how long that took, and why others were
+left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from pathlib import Path
 
 from sol_gym.evaluate import Evaluator
+from sol_gym.evaluation import Evaluation
 from sol_gym.problems import list_ids, load, resolve
 from sol_gym.solution import Solution, load_solution
 from sol_gym.store import Store
@@ -38,21 +45,40 @@ def jobs(what: str) -> list[tuple[str, str, Solution]]:
     return found
 
 
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _strict_cells(evaluation: Evaluation) -> list[str]:
+    """Largest error on strict sets, how many were compared, seconds, and what was left out."""
+    records = [r.correctness for r in evaluation.results if r.correctness]
+    errors = [c.strict_error for c in records if c.strict_error is not None]
+    skipped = Counter(text.split(": ", 1)[1] for c in records for text in c.strict_skipped)
+    seconds = evaluation.provenance.stages_s.get("strict", 0.0)
+    return [
+        f"{max(errors):.3g}" if errors else "-",
+        str(sum(c.strict_rounds for c in records)),
+        f"{seconds:.2f}",
+        "; ".join(f"{count}x {reason[:80]}" for reason, count in skipped.most_common()) or "-",
+    ]
+
+
 def main() -> None:
     """Judge, print a line each, write the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--what", choices=["references", "kernels", "unrounded"], required=True)
     parser.add_argument("--only", default="", help="Comma-separated parts of names.")
     parser.add_argument("--timeout", type=float, default=300.0)
+    parser.add_argument("--profile", choices=["compatible", "strict"], default="compatible")
     parser.add_argument("--no-scoring", action="store_true", help="No bounds, no baseline.")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     store = Store(arguments.out / f"{arguments.what}.jsonl")
-    lines = [
-        "| problem | solution | workloads | status | score | geomean T_b/T_k | seconds |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = ["problem", "solution", "workloads", "status", "score", "geomean T_b/T_k", "seconds"]
+    if arguments.profile == "strict":
+        head += ["strict error", "strict sets", "strict seconds", "left out"]
+    lines = [_row(head), _row(["---"] * len(head))]
     with Evaluator() as evaluator:
         for problem_id, label, solution in jobs(arguments.what):
             wanted = arguments.only.split(",")
@@ -60,17 +86,19 @@ def main() -> None:
                 continue
             start = time.perf_counter()
             evaluation = evaluator.evaluate(
-                problem_id, solution, timeout_s=arguments.timeout, scoring=not arguments.no_scoring
-            )
+                problem_id, solution, timeout_s=arguments.timeout, scoring=not arguments.no_scoring,
+                inputs_profile=arguments.profile,
+            )  # fmt: skip
             seconds = time.perf_counter() - start
             store.append(evaluation)
             good = sum(r.status == "PASSED" for r in evaluation.results)
             score = "-" if evaluation.score is None else f"{evaluation.score:.3f}"
             speedup = "-" if evaluation.speedup is None else f"{evaluation.speedup:.2f}"
             total = len(load(problem_id).workloads)
-            lines.append(
-                f"| {problem_id} | {label} | {good}/{total} | {evaluation.status} | {score} | {speedup} | {seconds:.1f} |"
-            )
+            cells = [problem_id, label, f"{good}/{total}", evaluation.status, score, speedup, f"{seconds:.1f}"]  # fmt: skip
+            if arguments.profile == "strict":
+                cells += _strict_cells(evaluation)
+            lines.append(_row(cells))
             print(
                 lines[-1],
                 evaluation.message[:300].replace("\n", " ")

@@ -1,6 +1,6 @@
 """Wall seconds of `env.step`, warm and cold, with a stage breakdown (docs/measurements.md).
 
-    python benchmarks/step_latency.py [--device auto|cpu|h200] [--json FILE]
+    python benchmarks/step_latency.py [--device auto|cpu|h200] [--profile compatible|strict] [--json FILE]
 
 Cases are those of the design's table of figures: a correct Triton RMSNorm on 14 workloads, one on 3
 workloads, a CUDA C++ RMSNorm (first build and cached), and sources that are rejected at once. On a
@@ -81,10 +81,18 @@ def cases(on_gpu: bool) -> list[tuple[str, str, list[int] | None, str]]:
 
 
 def measure(
-    label: str, problem: str, indices: list[int] | None, source: str, device: str, warm: int
+    label: str,
+    problem: str,
+    indices: list[int] | None,
+    source: str,
+    device: str,
+    warm: int,
+    inputs_profile: str,
 ) -> dict[str, Any]:
     """First and further steps of one case; the baseline is measured beforehand and not counted."""
-    env = KernelEnv(problem, device=device, max_turns=100, workloads=indices)
+    env = KernelEnv(
+        problem, device=device, max_turns=100, workloads=indices, inputs_profile=inputs_profile
+    )
     try:
         env.reset()
         seconds, stages = [], {}
@@ -108,6 +116,9 @@ def main() -> None:
     """Print the table; write the raw figures where asked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--profile", choices=["compatible", "strict"], default="strict", help="input draws"
+    )
     parser.add_argument("--warm", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -129,7 +140,7 @@ def main() -> None:
             shutil.move(str(builds), aside)
         for label, problem, indices, source in cases(on_gpu):
             keeper.evaluate(problem, load(problem).reference)  # So that the baseline is there.
-            row = measure(label, problem, indices, source, arguments.device, arguments.warm)
+            row = measure(label, problem, indices, source, arguments.device, arguments.warm, arguments.profile)  # fmt: skip
             rows.append(row)
             stages = " ".join(
                 f"{k} {v:.2f}" for k, v in row["stages_s"].items() if v >= 0.005 and k != "total"
@@ -139,7 +150,11 @@ def main() -> None:
                 flush=True,
             )
     if arguments.json:
-        arguments.json.write_text(json.dumps({"device": device.name, "rows": rows}, indent=1))
+        arguments.json.write_text(
+            json.dumps(
+                {"device": device.name, "profile": arguments.profile, "rows": rows}, indent=1
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         *,
         device: str = "auto",
         profile: ProfileName | None = None,
-        inputs_profile: InputsProfile = "compatible",
+        inputs_profile: InputsProfile = "strict",
         workloads: Sequence[int] | None = None,
         reward: str | Reward = "score",
         target_score: float | None = 0.95,
@@ -106,7 +106,9 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             device: key of a device model, or `auto` for what is there.
             profile: workload profile, `full` or `smoke`; None is `smoke` on a CPU where the problem
                 has one, else `full`.
-            inputs_profile: how inputs are drawn, `compatible` or `strict`.
+            inputs_profile: what correctness is judged on. `strict` (the default: a reward must
+                not be had by what published draws hide) adds sets on which every input matters and
+                measures errors against float64; `compatible` is the published draws alone.
             workloads: indices of the workloads to judge on; None is all.
             reward: name of a reward, or a `Reward`.
             target_score: score at which an episode terminates; None is never. The default, 0.95, is

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sol_gym.problem import AxisConst, AxisExpr, Problem, TensorSpec, Tolerance, Workload
+from sol_gym.problem import (
+    AxisConst,
+    AxisExpr,
+    PrecisionPolicy,
+    Problem,
+    TensorSpec,
+    Tolerance,
+    Workload,
+)
 
 from .feedback import workload_label
 
@@ -129,6 +137,13 @@ def _answer(problem: Problem) -> str:
     )
 
 
+def _precision(policy: PrecisionPolicy) -> str:
+    text = f"Operands of matrix products may be rounded to {policy.contraction}"
+    if policy.convolution != policy.contraction:
+        text += f", those of convolutions to {policy.convolution}"
+    return f"{text}; accumulate in float32."
+
+
 def _correctness(problem: Problem, inputs_profile: str) -> str:
     lines = [
         "## Correctness",
@@ -137,9 +152,17 @@ def _correctness(problem: Problem, inputs_profile: str) -> str:
     ]
     if inputs_profile == "strict":
         lines.append(
-            "Inputs are drawn so that every one matters, at several scales and at shapes beyond "
-            "those listed; the error must also stay near that of the declared precision."
+            "Further rounds draw inputs so that every one matters: no weights of ones or biases of "
+            "zeros, rows and columns of very different scale, small and large values, other "
+            "numbers for scalar factors. There the error against a float64 run of the reference "
+            "must stay near the error that the reference itself makes in its own precision, and no "
+            "element may stand out."
         )
+        if problem.pack is not None:
+            lines.append(_precision(problem.pack.precision_policy))
+            if problem.pack.free_axes:
+                free = ", ".join(f"`{axis}`" for axis in problem.pack.free_axes)
+                lines.append(f"One round is at a size of {free} that is not listed.")
     groups: dict[Tolerance, list[int]] = {}
     for i, workload in enumerate(problem.workloads):
         groups.setdefault(workload.tolerance, []).append(i)

@@ -99,6 +99,13 @@ class Correctness(_Record):
     has_nan: bool = False
     has_inf: bool = False
     mismatch: Mismatch | None = None
+    strict_rounds: int = 0
+    """How many of the rounds were strict sets; their errors are not in the figures above."""
+    strict_error: float | None = None
+    """Largest error on strict sets, root mean square over an output, in units of the error that
+    the reference itself makes against float64."""
+    strict_skipped: list[str] = []
+    """Strict sets that nobody could be judged by, with the reason."""
 
 
 class Timing(_Record):

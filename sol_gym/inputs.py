@@ -8,14 +8,16 @@ generated; recorded tensors and given numbers are the same in all.
 With a seed the sequence of sets is repeatable for the same sequence of calls; without one it is
 seeded from the operating system, which is what a judge wants: a candidate must not be able to
 know its inputs. How `random` inputs are drawn is a *profile*: `compatible` is the published one,
-and `register_profile` adds others.
+and `register_profile` adds others. `strict` draws the same, and offers `variants` besides: kinds of
+sets that are changed so that every input matters (`strict`).
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from .problem import (
     Workload,
 )
 from .recorded import read_recorded
+from .strict import harden, variants_for
 
 __all__ = [
     "InputMaker",
@@ -50,7 +53,8 @@ RandomFill = Callable[[Tensor, str, str, Generator], None]
 """Fills a tensor [n, *shape] with n sets of an input: (out, input name, dtype name, generator)."""
 
 _PROFILES: dict[str, Callable[[Problem, Workload], RandomFill]] = {
-    "compatible": lambda problem, workload: fill_random
+    "compatible": lambda problem, workload: fill_random,
+    "strict": lambda problem, workload: fill_random,
 }
 
 
@@ -103,6 +107,10 @@ class InputMaker:
         self.tensors = problem.tensors(workload)
         """Tensor inputs in call order, with resolved shapes."""
         self._fill_random = _PROFILES[profile](problem, workload)
+        self.variants: tuple[str, ...] = variants_for(problem) if profile == "strict" else ()
+        """Kinds of strict sets there are; none in other profiles."""
+        self.hardening_s = 0.0
+        """Wall seconds that the last `fill` spent on making sets strict."""
         self._draws = Generator(device=self.device).manual_seed(_new_seed(seed))
         # Seeds for custom generators come from a generator of their own, on the CPU: reading a
         # number from the device's would make the host wait for the device.
@@ -129,12 +137,20 @@ class InputMaker:
         }
 
     @property
+    def given(self) -> dict[str, Scalar]:
+        """The numbers that the workload gives, in call order; those of strict sets may differ."""
+        return {k: self._given[k] for k in self.problem.definition.inputs if k in self._given}
+
+    @property
     def recorded(self) -> dict[str, Tensor]:
         """The recorded inputs, which are the same in all sets."""
         return self._recorded
 
-    def draw(self) -> dict[str, Tensor | Scalar]:
+    def draw(self, variant: str | None = None) -> dict[str, Tensor | Scalar]:
         """One fresh set in call order: dense tensors on the device, and Python numbers.
+
+        Args:
+            variant: a kind of strict set (`strict.VARIANTS`); None is a plain one.
 
         Raises:
             ProblemError: the reference's generator failed or made something unfit.
@@ -147,15 +163,20 @@ class InputMaker:
             values[name] = batch[0]
         for name, recorded in self._recorded.items():
             values[name] = recorded.clone()
-        return {name: values[name] for name in self.problem.definition.inputs}
+        drawn = {name: values[name] for name in self.problem.definition.inputs}
+        return drawn if variant is None else self._harden(drawn, variant)
 
-    def fill(self, views: dict[str, Tensor], n: int) -> list[dict[str, Scalar]]:
+    def fill(
+        self, views: dict[str, Tensor], n: int, variants: Sequence[str | None] = ()
+    ) -> list[dict[str, Scalar]]:
         """Write n fresh, different sets into the caller's memory.
 
         Args:
             views: input name -> tensor of shape [at least n, *shape] and of the input's dtype
                 (`float4_e2m1fn_x2` also as uint8), possibly a strided view; all tensor inputs.
             n: how many sets to write, into the first n places.
+            variants: for each of the first sets the kind of strict set it is, None for a plain one;
+                sets beyond are plain.
 
         Returns:
             Each set's scalar inputs, in call order.
@@ -163,6 +184,7 @@ class InputMaker:
         Raises:
             ProblemError: a view is missing or does not fit, or the reference's generator failed.
         """
+        self.hardening_s = 0.0
         targets = {name: _bytes(self._checked(views, name, n)) for name in self.tensors}
         for name in self._random:
             self._fill_random(targets[name], name, self.tensors[name].dtype, self._draws)
@@ -177,8 +199,22 @@ class InputMaker:
                     targets[name][i].copy_(_bytes(value))
                 else:
                     numbers[name] = value
-            scalars.append({k: numbers[k] for k in self.problem.definition.inputs if k in numbers})
+            drawn: dict[str, Tensor | Scalar] = {
+                name: targets[name][i] if name in targets else numbers[name]
+                for name in self.problem.definition.inputs
+            }
+            if i < len(variants) and (variant := variants[i]) is not None:
+                drawn = self._harden(drawn, variant)
+            scalars.append({k: v for k, v in drawn.items() if not isinstance(v, Tensor)})
         return scalars
+
+    def _harden(
+        self, drawn: dict[str, Tensor | Scalar], variant: str
+    ) -> dict[str, Tensor | Scalar]:
+        begin = time.perf_counter()
+        hard = harden(drawn, self.problem, self.workload, variant, self._draws)
+        self.hardening_s += time.perf_counter() - begin
+        return hard
 
     def _checked(self, views: dict[str, Tensor], name: str, n: int) -> Tensor:
         """The first n places of a view, if it fits the input."""
@@ -306,6 +342,4 @@ def _new_seed(seed: int | None) -> int:
 
 def _unknown_profile(profile: str) -> str:
     known = ", ".join(sorted(_PROFILES))
-    if profile == "strict":
-        return f"the input profile 'strict' does not exist yet; there is: {known}"
     return f"there is no input profile {profile!r}; there is: {known}"

@@ -289,6 +289,134 @@ class Recipe(_Model):
     """Inputs that are drawn by the rules of `sol_gym.draws` instead."""
 
 
+class _Rule(_Model):
+    """How the strict profile draws one input, instead of by what the input looks like."""
+
+    variants: list[str] | None = None
+    """Strict variants it is for; None is all. In the others the generic rules apply."""
+
+    def applies(self, variant: str) -> bool:
+        """Whether the rule is for this variant."""
+        return self.variants is None or variant in self.variants
+
+
+class KeepRule(_Rule):
+    """As the compatible profile draws it."""
+
+    kind: Literal["keep"] = "keep"
+
+
+class ActivationRule(_Rule):
+    """As an activation, whatever the name says: scales, means and outliers of the variant."""
+
+    kind: Literal["activation"] = "activation"
+
+
+class ScaleRule(_Rule):
+    """Times a power of two with an exponent from `low` to `high`, another one for each row (all
+    axes but the last), or for each index of `axis`; a Python number once."""
+
+    kind: Literal["scale"] = "scale"
+    low: int = -3
+    high: int = 3
+    axis: int | None = None
+
+
+class NormalRule(_Rule):
+    """Independent normal values."""
+
+    kind: Literal["normal"] = "normal"
+    mean: float = 0.0
+    std: float = Field(default=1.0, gt=0)
+    fan_in: bool = False
+    """Whether `std` is divided by the square root of the last axis."""
+
+
+class UniformRule(_Rule):
+    """Independent uniform values."""
+
+    kind: Literal["uniform"] = "uniform"
+    low: float
+    high: float
+
+
+class ChoiceRule(_Rule):
+    """One of `values`: for each element, or for a Python number once."""
+
+    kind: Literal["choice"] = "choice"
+    values: list[bool | int | float] = Field(min_length=1)
+
+
+class IntegersRule(_Rule):
+    """Uniform integers from `low` to below `high`; a bound may name an axis."""
+
+    kind: Literal["integers"] = "integers"
+    low: int | str = 0
+    high: int | str
+
+
+class DistinctRule(_Rule):
+    """Distinct integers below `size` in every row, in random order; with `skew` (0 to 2) the low
+    ones are likelier and the highest ones rarely chosen."""
+
+    kind: Literal["distinct"] = "distinct"
+    size: int | str
+    skew: float = Field(default=0.0, ge=0)
+
+
+class SkewedRule(_Rule):
+    """Integers below `size`, low ones far likelier, repeated freely."""
+
+    kind: Literal["skewed"] = "skewed"
+    size: int | str
+    power: float = Field(default=2.0, gt=0)
+
+
+class ShuffleRule(_Rule):
+    """The drawn values in a random order along an axis."""
+
+    kind: Literal["shuffle"] = "shuffle"
+    axis: int = 0
+
+
+class LengthsRule(_Rule):
+    """Boundaries of pieces of very unequal lengths, down to `least`, with the same total."""
+
+    kind: Literal["lengths"] = "lengths"
+    leading_zero: bool = True
+    least: int = Field(default=0, ge=0)
+    total: int | str | None = None
+
+
+class MaskRule(_Rule):
+    """An additive mask: one visible key in five blocked, the others shaded if `graded`; or with
+    `graded_only` finite shades everywhere."""
+
+    kind: Literal["mask"] = "mask"
+    graded: bool = True
+    graded_only: bool = False
+
+
+StrictRule = Annotated[
+    KeepRule | ActivationRule | ScaleRule | NormalRule | UniformRule | ChoiceRule | IntegersRule
+    | DistinctRule | SkewedRule | ShuffleRule | LengthsRule | MaskRule,
+    Field(discriminator="kind"),
+]  # fmt: skip
+
+Precision = Literal["float32", "tf32", "bfloat16", "float16"]
+
+
+class PrecisionPolicy(_Model):
+    """The lowest precision that operands of contractions may be rounded to, besides quantising
+    steps of the problem itself. Accumulation is in float32 throughout."""
+
+    contraction: Precision = "float32"
+    """Of matrix products (attention included)."""
+    convolution: Precision = "float32"
+    """Of convolutions; PyTorch lets cuDNN use TF32 for float32 ones by default."""
+    why: str = ""
+
+
 class Pack(_Open):
     """What we add to a public problem (`pack.json`)."""
 
@@ -318,7 +446,19 @@ class Pack(_Open):
     rounding_sensitive: str = ""
     """Why results turn on the last bit of an intermediate, so that float64 is no oracle."""
     strict: dict[str, Any] = {}
-    """Hints for the strict input profile: input name -> what must vary."""
+    """What must vary for a wrong kernel to be caught, in words: input name -> hint."""
+    strict_rules: dict[str, StrictRule | list[StrictRule]] = {}
+    """Strict draws of inputs that the generic rules of `sol_gym.strict` do not fit; several rules
+    apply one after the other."""
+    strict_variants: list[str] | None = None
+    """Names of the strict variants used; None leaves the choice to the family."""
+    free_axes: list[str] = []
+    """Variable axes of which the strict profile also tries sizes that no workload has. Only axes
+    whose published sizes have no common divisor: a kernel must serve any size of those."""
+    precision_policy: PrecisionPolicy = PrecisionPolicy()
+    selects: float = Field(default=0.0, ge=0, le=1)
+    """Share of an output's elements that a selection (top-k, routing) or a quantising step may
+    decide otherwise where two candidates are equal up to rounding; 0 where nothing is selected."""
     smoke: SmokeProfile | None = None
     imported_from: dict[str, str] | None = None
     """Of an imported problem: `format`, `source` (file or folder name) and the source's `sha256`."""

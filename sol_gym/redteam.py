@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .device import Device
-from .errors import ProblemError, SolGymError
+from .errors import SolGymError
 from .evaluate import Evaluator, as_problem
 from .evaluation import Evaluation, Finding, Severity, Status
 from .problem import Problem, ProfileName, load_problem
@@ -248,28 +248,19 @@ class RedTeam:
     Args:
         evaluator: with its audit off.
         problem: what the files are candidates for.
-        inputs_profile: None takes `strict` where the library has it, else `compatible`.
+        inputs_profile: how inputs are drawn; with `compatible` some wrong kernels pass.
         margin: a cheat that is less than this factor faster than its honest twin gained nothing.
     """
 
     def __init__(
-        self, evaluator: Evaluator, problem: Problem, *, inputs_profile: str | None = None,
+        self, evaluator: Evaluator, problem: Problem, *, inputs_profile: str = "strict",
         margin: float | None = None,
     ):  # fmt: skip
         self.evaluator, self.problem = evaluator, problem
         self.kind = "cpu" if evaluator.device.key == "cpu" else "cuda"
         self.margin = margin or _MARGIN.get(self.kind, _GPU_MARGIN)
+        self.inputs_profile = inputs_profile
         self._honest: dict[Path | None, list[float]] = {}
-        self.inputs_profile = inputs_profile or self._best_profile()
-
-    def _best_profile(self) -> str:
-        try:
-            self.evaluator.evaluate(
-                self.problem, self._reference, inputs_profile="strict", timing=False
-            )
-            return "strict"
-        except ProblemError:
-            return "compatible"
 
     @property
     def _reference(self) -> Solution:
@@ -380,7 +371,8 @@ class RedTeam:
 
     def _evaluate(self, solution: Solution) -> Evaluation:
         return self.evaluator.evaluate(
-            self.problem, solution, scoring=False, timeout_s=_TIMEOUT_S, inputs_profile=self.inputs_profile
+            self.problem, solution, profile=self.problem.profile, scoring=False, timeout_s=_TIMEOUT_S,
+            inputs_profile=self.inputs_profile,
         )  # fmt: skip
 
     def _honest_times(self, exploit: Exploit, *, again: bool = False) -> list[float]:

@@ -275,11 +275,6 @@ def test_an_unknown_profile_names_the_known_ones():
         make_maker(profile="loose")
 
 
-def test_the_strict_profile_says_that_it_does_not_exist_yet():
-    with pytest.raises(ProblemError, match=r"'strict' does not exist yet; there is: .*compatible"):
-        make_maker(profile="strict")
-
-
 def test_a_registered_profile_draws_the_random_inputs(monkeypatch):
     from sol_gym import inputs
 

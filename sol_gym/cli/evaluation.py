@@ -33,6 +33,14 @@ _SOLUTION = click.Path(exists=True, path_type=Path)
     help="Only this workload (by index; repeatable).",
 )
 @click.option(
+    "--inputs",
+    "inputs_profile",
+    type=click.Choice(["compatible", "strict"]),
+    default="compatible",
+    show_default=True,
+    help="The published draws, or also those on which every input matters.",
+)
+@click.option(
     "--bounds",
     "bound_set",
     type=click.Choice(["solar", "published"]),
@@ -73,9 +81,10 @@ _SOLUTION = click.Path(exists=True, path_type=Path)
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the evaluation as JSON.")
 def evaluate(
-    problem: str, solution: Path, device: str, profile: str | None, workloads: tuple[int, ...], bound_set: str,
-    seed: int | None, timeout_s: float, no_audit: bool, strict_isolation: bool | None, no_timing: bool,
-    store: Path | None, blobs: Path | None, trace: Path | None, as_json: bool,
+    problem: str, solution: Path, device: str, profile: str | None, workloads: tuple[int, ...],
+    inputs_profile: str, bound_set: str, seed: int | None, timeout_s: float, no_audit: bool,
+    strict_isolation: bool | None, no_timing: bool, store: Path | None, blobs: Path | None,
+    trace: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge SOLUTION (a source file or solution.json) on PROBLEM (an id, or a folder in the public layout).
 
@@ -93,7 +102,8 @@ def evaluate(
         if workloads:
             chosen = chosen.with_workloads(list(workloads))
         evaluation = evaluator.evaluate(
-            chosen, solution, seed=seed, timing=not no_timing, timeout_s=timeout_s,
+            chosen, solution, profile=chosen.profile, inputs_profile=inputs_profile, seed=seed,
+            timing=not no_timing, timeout_s=timeout_s,
             bound_set=bound_set, on_progress=update,  # type: ignore[arg-type]
         )  # fmt: skip
     if store:

@@ -29,7 +29,7 @@ _COLOURS = {
 @click.option("--device", default="auto", show_default=True, help="Device key: auto, cpu (or cuda for the GPU that is here), h200 ...")  # fmt: skip
 @click.option("--only", multiple=True, help="Only families or files whose name contains this (repeatable).")  # fmt: skip
 @click.option("--profile", type=click.Choice(["full", "smoke"]), help="Workloads; default: smoke on a CPU, else full.")  # fmt: skip
-@click.option("--inputs", "inputs_profile", help="Inputs profile; default: strict if there is one.")
+@click.option("--inputs", "inputs_profile", default="strict", show_default=True, help="Inputs profile: strict, or compatible.")  # fmt: skip
 @click.option("--time-limit", "time_limit_s", type=float, help="Begin no file after this many seconds.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Append each result to this JSONL file as it comes.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True)
@@ -38,7 +38,7 @@ def redteam(
     device: str,
     only: tuple[str, ...],
     profile: str | None,
-    inputs_profile: str | None,
+    inputs_profile: str,
     time_limit_s: float | None,
     out: Path | None,
     as_json: bool,

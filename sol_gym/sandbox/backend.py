@@ -55,6 +55,16 @@ class Backend:
         """Bytes the arena may take."""
         raise NotImplementedError
 
+    def cached_bytes(self) -> int:
+        """Device memory that the judge's allocator holds, in use or not; 0 where it is the host's."""
+        return 0
+
+    def release_cached(self, keep_bytes: int = 8 * _GIB) -> None:
+        """Return cached memory to the driver if it is more than `keep_bytes`, overwritten first.
+
+        No worker may run meanwhile.
+        """
+
     def flush(self) -> None:
         """Push the inputs out of the caches."""
         raise NotImplementedError
@@ -276,13 +286,13 @@ class CudaBackend(Backend):
     def worker_cpus(self) -> list[int]:
         return self._worker_cpus
 
-    def release_cached(self, keep_bytes: int = 8 * _GIB) -> None:
-        """Return cached memory to the driver if it is much, overwritten first.
+    def cached_bytes(self) -> int:
+        return torch.cuda.memory_reserved()
 
-        The allocator cannot overwrite what it has cached, so everything free on the device is
-        taken once and filled. No worker may run meanwhile.
-        """
-        if torch.cuda.memory_reserved() <= keep_bytes:
+    def release_cached(self, keep_bytes: int = 8 * _GIB) -> None:
+        # The allocator cannot overwrite what it has cached, so everything free on the device is
+        # taken once and filled.
+        if self.cached_bytes() <= keep_bytes:
             return
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

@@ -2,7 +2,8 @@
 
 An element passes if |out - ref| <= max_atol + max_rtol * |ref|, in float32 (SOL-ExecBench). NaN
 never matches anything; +-inf matches only the same infinity, and -inf only where the tolerance
-allows it. Work is done in chunks, so that comparing never needs more than a few hundred MiB.
+allows it. Strict sets have another yardstick (`precision`) and count into the same verdict. Work is
+done in chunks, so that comparing never needs more than a few hundred MiB.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import torch
 
 from ..evaluation import Correctness, Mismatch
 from ..problem import Tolerance
+from .precision import Yardstick
 
 _CHUNK = 32 << 20
+HARD_CAP = 64.0
+"""Tolerances that an element may be off at most under the strict profile, whatever share may be."""
 
 
 @dataclass
@@ -22,7 +26,13 @@ class Comparison:
     """Running verdict over rounds and outputs of one workload."""
 
     tolerance: Tolerance
+    hard_cap: float | None = None
+    """No element may be off by more than so many tolerances, its row's scale taken for its own
+    where it is larger; None for no such cap."""
     rounds: int = 0
+    strict_rounds: int = 0
+    strict_error: float | None = None
+    skipped: list[str] = field(default_factory=list)
     max_absolute: float = 0.0
     max_relative: float = 0.0
     matched_ratio: float = 1.0
@@ -40,6 +50,9 @@ class Comparison:
         bad = 0
         first: int | None = None
         worst_absolute = worst_relative = 0.0
+        outside = 0
+        hard_cap = self.hard_cap if flat_expected.is_floating_point() else None
+        cap: torch.Tensor | None = None
         for start in range(0, total, _CHUNK):
             a = _as_float(flat_got[start : start + _CHUNK])
             b = _as_float(flat_expected[start : start + _CHUNK])
@@ -57,6 +70,11 @@ class Comparison:
             ok = (
                 finite & (difference <= tolerance.max_atol + tolerance.max_rtol * magnitude)
             ) | same_inf
+            beyond = torch.zeros((), device=b.device)
+            if hard_cap is not None:
+                cap = self._cap(flat_expected, hard_cap) if cap is None else cap
+                own = hard_cap * tolerance.max_rtol * magnitude
+                beyond = (difference > torch.maximum(cap, own)).sum()
             relative = difference / magnitude.clamp_min(1e-12)
             counts = torch.stack(
                 [
@@ -65,6 +83,7 @@ class Comparison:
                     torch.where(difference > tolerance.max_atol, relative, 0).max().double(),
                     torch.isnan(a).any().double(),
                     (torch.isinf(a) & ~same_inf).any().double(),
+                    beyond.double(),
                 ]
             ).tolist()
             if counts[0] and first is None:
@@ -76,6 +95,7 @@ class Comparison:
             )
             self.has_nan |= bool(counts[3])
             self.has_inf |= bool(counts[4])
+            outside += int(counts[5])
         ratio = 1 - bad / total if total else 1.0
         self.max_absolute = max(self.max_absolute, worst_absolute)
         self.max_relative = max(self.max_relative, worst_relative)
@@ -88,6 +108,10 @@ class Comparison:
         if tolerance.max_error_cap is not None and worst_absolute > tolerance.max_error_cap:
             reasons.append(
                 f"an element of {name} is off by {worst_absolute:.4g}, cap {tolerance.max_error_cap:g}"
+            )
+        if outside:
+            reasons.append(
+                f"{outside} elements of {name} are off by more than {self.hard_cap:g} times the tolerance"
             )
         if bad and _not_finite_where_expected_is(flat_got, flat_expected, first):
             reasons.append(f"{name} has NaN or infinite values where finite ones are expected")
@@ -105,6 +129,33 @@ class Comparison:
                 )
         return not reasons
 
+    def _cap(self, expected: torch.Tensor, hard_cap: float) -> torch.Tensor:
+        """The hard cap for an element no larger than the root mean square of its output."""
+        sums = torch.zeros(2, dtype=torch.float64, device=expected.device)
+        for start in range(0, expected.numel(), _CHUNK):
+            part = _as_float(expected[start : start + _CHUNK]).double()
+            finite = torch.isfinite(part)
+            sums += torch.stack([torch.where(finite, part, 0).square().sum(), finite.sum()])
+        scale = (sums[0] / sums[1].clamp_min(1)).sqrt()
+        return hard_cap * (self.tolerance.max_atol + self.tolerance.max_rtol * scale)
+
+    def add_strict(self, variant: str, yardstick: Yardstick, got: list[torch.Tensor]) -> bool:
+        """Compare all outputs of one strict round; returns whether they pass."""
+        if yardstick.void:
+            self.skipped.append(f"{variant}: {yardstick.void}")
+            return True
+        reasons = []
+        for position, output in enumerate(got):
+            found = yardstick.compare(position, output)
+            reasons += found.faults
+            if found.rms < float("inf"):
+                self.strict_error = max(self.strict_error or 0.0, found.rms)
+        self.strict_rounds += 1
+        if reasons:
+            self.failed = True
+            self.reasons = self.reasons or [f"on {_MEANING[variant]}: {r}" for r in reasons]
+        return not reasons
+
     def result(self) -> Correctness:
         """The record for the evaluation."""
         return Correctness(
@@ -115,7 +166,19 @@ class Comparison:
             has_nan=self.has_nan,
             has_inf=self.has_inf,
             mismatch=self.mismatch,
+            strict_rounds=self.strict_rounds,
+            strict_error=self.strict_error,
+            strict_skipped=self.skipped,
         )
+
+
+_MEANING = {
+    "plain": "inputs where every one matters (no weights of ones, no biases of zeros)",
+    "rows": "inputs whose rows differ in scale, with outliers and means that are not zero",
+    "tiny": "small inputs",
+    "huge": "large inputs",
+}
+"""Strict variants in words for the author of a kernel."""
 
 
 def _all_within(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from ..evaluation import Correctness, Status, Timing, WorkloadResult
 from ..inputs import InputMaker
 from ..problem import AxisConst, Definition, Problem, RandomInput, ScalarInput, TensorSpec, Workload
 from ..solution import Solution
+from ..strict import other_shape, variants_for
 from . import bubblewrap, replies
 from .backend import backend_for
 from .build import BuildCache, FlagRefused, binding_of, checked_flags
@@ -40,6 +42,7 @@ from .process import (
     make_scratch,
 )
 from .reference import InvalidReference, Reference
+from .schedule import Schedule
 from .series import NotCapturable, Series, Verdict, WorkedWhileStopped, accepted, decide
 from .stages import Stages
 from .timing import Calibration, Measured, Plan, timing_from
@@ -293,6 +296,11 @@ class _Run:
         self.graph = judge.backend.kind == "cuda"
         self.library: Path | None = None
         self.binding = binding_of(request.solution)
+        self.strict = (
+            Schedule(variants_for(self.problem), len(self.problem.workloads), request.seed)
+            if request.inputs_profile == "strict"
+            else None
+        )
 
     def __call__(self) -> Outcome:
         outcome = self.outcome
@@ -322,7 +330,32 @@ class _Run:
             failed |= result.status is not Status.PASSED
             if failed and not self._can_go_on(result):
                 break
+        if not failed and self.strict and self.keep is None:
+            self._other_shape(reference, self.strict.random)
         return outcome
+
+    def _other_shape(self, reference: Reference, choose: Random) -> None:
+        """Correctness at a size that is not listed; what fails there fails the listed workload."""
+        found = other_shape(self.problem, choose)
+        if found is None:
+            return
+        workload, source = found
+        try:
+            result = self._workload(workload, len(self.problem.workloads), reference, timing=False)
+        except ProblemError:
+            return  # The problem's own generator does not serve this size.
+        if result.status in (Status.PASSED, Status.INVALID_REFERENCE, Status.INFRA_ERROR):
+            return
+        changed = {
+            k: v for k, v in workload.axes.items() if v != self.problem.workloads[source].axes[k]
+        }
+        at = ", ".join(f"{axis} = {value}" for axis, value in changed.items())
+        self.outcome.results[source] = self.outcome.results[source].model_copy(
+            update={
+                "status": result.status, "timing": None, "correctness": result.correctness,
+                "message": f"at {at}, a size that is not listed: {result.message}",
+            }
+        )  # fmt: skip
 
     def close(self) -> None:
         """End the worker, then give the arena back (it is scrubbed when nothing can map it)."""
@@ -486,7 +519,8 @@ class _Run:
         )
         return Series(
             backend, self.arena, self.worker, self.problem, workload, reference, maker, self.plan,
-            self.deadline, self.dps, self.outcome.stages_s, watch=self.watch,
+            self.deadline, self.dps, self.outcome.stages_s,
+            self.strict.turn(index) if self.strict else None, watch=self.watch,
         )  # fmt: skip
 
     def _measure(

@@ -38,15 +38,17 @@ class Reference:
         if not callable(self.run):
             raise InvalidReference(f"the reference of {problem.id} defines no function 'run'")
 
-    def __call__(self, arguments: list[Any], outputs: dict[str, TensorArg]) -> list[torch.Tensor]:
-        """Expected outputs for `arguments` (in call order).
+    def returned(self, arguments: list[Any], outputs: dict[str, TensorArg]) -> list[Any]:
+        """What `run` returns, as a list of one value an output; they are not looked at yet.
 
         Raises:
-            InvalidReference: it raises, or returns another number, shape or dtype than declared.
+            InvalidReference: it raises, or returns another number of values.
         """
         try:
             with torch.no_grad():
                 returned = self.run(*arguments)
+        except torch.OutOfMemoryError:
+            raise  # The machine is too small; the problem is not at fault.
         except Exception as error:
             raise InvalidReference(f"the reference failed: {_last(error)}") from None
         if isinstance(returned, dict):
@@ -56,6 +58,15 @@ class Reference:
             raise InvalidReference(
                 f"the reference returned {len(results)} outputs, declared are {len(outputs)}"
             )
+        return results
+
+    def __call__(self, arguments: list[Any], outputs: dict[str, TensorArg]) -> list[torch.Tensor]:
+        """Expected outputs for `arguments` (in call order).
+
+        Raises:
+            InvalidReference: it raises, or returns another number, shape or dtype than declared.
+        """
+        results = self.returned(arguments, outputs)
         for spec, result in zip(outputs.values(), results, strict=True):
             if not isinstance(result, torch.Tensor):
                 raise InvalidReference(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,10 +21,13 @@ from ..inputs import InputMaker
 from ..problem import CustomInput, Problem, Workload
 from . import replies
 from .backend import Backend
-from .correctness import Comparison
+from .correctness import HARD_CAP, Comparison
 from .memory import Layout, MappedOutputs, Poison, slot_bytes
+from .oracle import OracleUnsupported
+from .precision import Yardstick
 from .process import Worker, WorkerGone
-from .reference import Reference
+from .reference import InvalidReference, Reference
+from .schedule import Turn
 from .stages import Stages
 from .timing import Calibration, Measured, Plan, SingleRound, sets_for, singles_would_count
 from .worker import wire
@@ -91,14 +94,16 @@ class Series:
     def __init__(
         self, backend: Backend, arena: Any, worker: Worker, problem: Problem, workload: Workload,
         reference: Reference, maker: InputMaker, plan: Plan, deadline: float, dps: bool,
-        stages: Stages, *, watch: bool = False,
+        stages: Stages, strict: Turn | None = None, *, watch: bool = False,
     ):  # fmt: skip
         self.backend, self.arena, self.worker = backend, arena, worker
         self.problem, self.workload, self.reference = problem, workload, reference
         self.maker, self.plan, self.deadline, self.dps = maker, plan, deadline, dps
-        self.stages, self.watch = stages, watch
+        self.stages, self.strict, self.watch = stages, strict, watch
         self.poison = Poison()
-        self.comparison = Comparison(workload.tolerance)
+        # Where a selection decides, an element may honestly be anything.
+        capped = strict is not None and not (problem.pack and problem.pack.selects)
+        self.comparison = Comparison(workload.tolerance, HARD_CAP if capped else None)
         self.outputs = problem.outputs(workload)
         self.varying = [
             name for name, spec in problem.definition.inputs.items()
@@ -131,8 +136,11 @@ class Series:
             self._bind(n)
         self.used = n
 
-    def _bind(self, n: int, *, draw: int = 0) -> None:
-        """Lay out `n` sets and tell the worker; fill the first `draw`, with NaN between the slots."""
+    def _bind(self, n: int, *, draw: int = 0, kinds: Sequence[str | None] = ()) -> None:
+        """Lay out `n` sets and tell the worker; fill the first `draw`, with NaN between the slots.
+
+        `kinds` are the strict variants of the first sets, None for compatible ones.
+        """
         self.unmap()
         self.layout = layout = Layout.plan(self.problem, self.workload, n)
         wanted = layout.input_bytes + layout.output_bytes
@@ -145,9 +153,9 @@ class Series:
         if draw:
             self.arena.bytes[: layout.input_bytes].fill_(0xFF)
         if draw or self.varying:
-            self._fill()
+            self._fill(kinds)
         else:
-            self.scalars = self.scalars[:1] * n
+            self.scalars = [self.maker.given] * n
         definition = self.problem.definition
         self._ask(
             {
@@ -168,7 +176,7 @@ class Series:
         )
         self.targets = self.arena.bytes[layout.input_bytes : wanted]
 
-    def _fill(self) -> None:
+    def _fill(self, kinds: Sequence[str | None] = ()) -> None:
         """Fresh inputs in every set that is in use."""
         start = time.perf_counter()
         views = {
@@ -176,10 +184,11 @@ class Series:
             for name, slot in self.layout.inputs.items()
         }
         with self.stages.timed("inputs"):
-            scalars = self.maker.fill(views, self.used)
-            self.scalars = scalars + scalars[:1] * (self.layout.n - self.used)
+            scalars = self.maker.fill(views, self.used, kinds)
+            rest = [{**scalars[0], **self.maker.given}] * (self.layout.n - self.used)
+            self.scalars = scalars + rest
             self.backend.synchronize()
-        self.fill_s = time.perf_counter() - start
+        self.fill_s = max(0.0, time.perf_counter() - start - self.maker.hardening_s)
 
     def _poison_outputs(self) -> None:
         for position, slot in enumerate(self.layout.outputs.values()):
@@ -206,7 +215,7 @@ class Series:
         ]
         return Private(arguments, tensors)
 
-    def _verify(self, index: int, private: Private) -> None:
+    def _verify(self, index: int, private: Private, variant: str | None = None) -> None:
         """Compare call `index`'s outputs, read in place, with the reference on the judge's copy."""
         for name, slot in self.layout.inputs.items():
             ours = private.tensors[name].view(-1).view(torch.uint8) if slot.nbytes else None
@@ -217,22 +226,49 @@ class Series:
                 )
         self.backend.synchronize()
         with self.stages.timed("verify"):
-            start = time.perf_counter()
-            expected = self.reference(private.arguments, self.outputs)
-            self.backend.synchronize()
-            self.reference_s = time.perf_counter() - start
             self.comparison.rounds += 1
-            slots = self.layout.outputs.values()
-            for slot, raw, right in zip(slots, self._raw_outputs(index), expected, strict=True):
-                got = (
-                    raw.view(getattr(torch, slot.dtype)).view(slot.shape) if slot.nbytes else right
-                )
-                self.comparison.add(slot.name, got, right)
+            if variant is None:
+                start = time.perf_counter()
+                expected = self.reference(private.arguments, self.outputs)
+                self.backend.synchronize()
+                self.reference_s = time.perf_counter() - start
+                slots = self.layout.outputs.values()
+                for slot, got, right in zip(slots, self._outputs(index), expected, strict=True):
+                    self.comparison.add(slot.name, right if got is None else got, right)
+            else:
+                self._verify_strict(index, private, variant)
         if self.comparison.failed:
             text = "; ".join(self.comparison.reasons)
             if self.comparison.mismatch:
                 text += f"; first: {self.comparison.mismatch}"
             raise Verdict(Status.INCORRECT_NUMERICAL, text)
+
+    def _outputs(self, index: int) -> list[torch.Tensor | None]:
+        """Call `index`'s outputs where they lie; None for those without elements."""
+        return [
+            raw.view(getattr(torch, slot.dtype)).view(slot.shape) if slot.nbytes else None
+            for slot, raw in zip(
+                self.layout.outputs.values(), self._raw_outputs(index), strict=True
+            )
+        ]
+
+    def _verify_strict(self, index: int, private: Private, variant: str) -> None:
+        """Compare by the error that the declared precision itself makes on this set."""
+        assert self.strict is not None
+        try:
+            yardstick = Yardstick(self.problem, self.reference, private.arguments, self.outputs)
+            got = [
+                right if output is None else output
+                for output, right in zip(self._outputs(index), yardstick.expected, strict=True)
+            ]
+            self.comparison.add_strict(variant, yardstick, got)
+            return
+        except (InvalidReference, OracleUnsupported) as error:
+            why = str(error)
+        except torch.OutOfMemoryError:
+            why = "no memory for float64 on this device"
+            self.strict.forgo(why)
+        self.comparison.skipped.append(f"{variant}: {why}")
 
     def _most_sets(self) -> int:
         """How many sets fit: in the arena, in the worker beside it, and in the time to draw them."""
@@ -247,19 +283,79 @@ class Series:
     # -- correctness --------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Correctness rounds on fresh inputs; raises `Verdict` at the first failure."""
+        """Correctness rounds on fresh inputs; raises `Verdict` at the first failure.
+
+        Strict sets, where the profile has them, take the place of one compatible round and come in
+        a secret order among them.
+        """
         with self.stages.timed("correctness"):
             self.layout = Layout.plan(self.problem, self.workload, 1)
             most = self._most_sets()
-            rounds = max(1, min(self.plan.rounds, most))
-            self._bind(max(rounds, min(_FIRST_SETS, most)), draw=rounds)
-            self._poison_outputs()
-            privates = [self._private(i) for i in range(rounds)]
-            self.backend.synchronize()
-            reply = self._ask({"cmd": "call", "sets": list(range(rounds))})
-            self.call_s = min(replies.seconds_list(reply, rounds))
-            for index, private in enumerate(privates):
-                self._verify(index, private)
+            kinds = self._kinds(most)
+            sets = min(most, max(len(kinds), _FIRST_SETS))
+            while kinds:
+                chunk, kinds = kinds[:most], kinds[most:]
+                self._check_some(chunk, sets)
+                kinds = [kind for kind in kinds if kind is None or self._admitted(kind)]
+            if self.strict is not None:
+                self._restore_numbers()
+                self._release_cached()
+
+    def _kinds(self, most: int) -> list[str | None]:
+        """Strict variants (None for compatible sets) of the rounds, in order."""
+        rounds = self.plan.rounds
+        if self.strict is None or not self.strict.variants:
+            return [None] * max(1, min(rounds, most))
+        return self.strict.rounds(max(1, rounds - 1))
+
+    def _admitted(self, variant: str) -> bool:
+        """Whether a variant is to be compared; the record says so if it is not."""
+        assert self.strict is not None
+        admitted = self.strict.admits(variant)
+        if not admitted:
+            self.comparison.skipped.append(f"{variant}: {self.strict.why_not}")
+        return admitted
+
+    def _check_some(self, kinds: Sequence[str | None], sets: int) -> None:
+        """One call of the worker for each kind of set, all in a layout of `sets` sets."""
+        self._bind(sets, draw=len(kinds), kinds=kinds)
+        self._poison_outputs()
+        privates = [self._private(i) for i in range(len(kinds))]
+        self.backend.synchronize()
+        reply = self._ask({"cmd": "call", "sets": list(range(len(kinds)))})
+        self.call_s = min(replies.seconds_list(reply, len(kinds)))
+        for index, kind in enumerate(kinds):
+            if kind is None:
+                self._verify(index, privates[index])
+        if self.strict is None:
+            return
+        self.strict.spend(self.maker.hardening_s)
+        for index, variant in enumerate(kinds):
+            if variant is None or not self._admitted(variant):
+                continue
+            with self.stages.timed("strict"):
+                start, before = time.perf_counter(), self.comparison.strict_rounds
+                self._verify(index, privates[index], variant)
+                compared = self.comparison.strict_rounds > before
+                self.strict.record(variant, time.perf_counter() - start, compared)
+
+    def _release_cached(self) -> None:
+        """A float64 run leaves the judge with cached memory that the worker may need."""
+        keep = self.backend.memory_cap() // 2
+        if self.backend.cached_bytes() > keep:
+            self.worker.stop()
+            self.backend.release_cached(keep)
+            self.worker.resume()
+
+    def _restore_numbers(self) -> None:
+        """Later calls get the workload's numbers, where those of strict sets were others."""
+        given = self.maker.given
+        if all(row[name] == value for row in self.scalars for name, value in given.items()):
+            return
+        self.scalars = [{**row, **given} for row in self.scalars]
+        positions = list(self.problem.definition.inputs)
+        numbers = [[positions.index(name), value] for name, value in given.items()]
+        self._ask({"cmd": "scalars", "scalars": [numbers] * self.layout.n})
 
     # -- timing -------------------------------------------------------------------------------
 

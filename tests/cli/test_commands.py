@@ -42,6 +42,17 @@ def test_eval_prints_json_and_exits_with_zero_for_a_pass(folder, tmp_path):
     assert json.loads(store.read_text())["problem"] == "rmsnorm"
 
 
+def test_eval_takes_strict_inputs_when_asked_to(folder, tmp_path):
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text(RMSNORM)
+    done = sol_gym("eval", str(folder), str(kernel), "--device", "cpu", "--json", "--no-timing", "--inputs", "strict")  # fmt: skip
+    evaluation = json.loads(done.stdout)
+    assert (
+        evaluation["status"] == "PASSED" and evaluation["provenance"]["inputs_profile"] == "strict"
+    )
+    assert all(r["correctness"]["strict_rounds"] for r in evaluation["results"])
+
+
 def test_eval_exits_with_one_for_a_failure_and_shows_why(folder, tmp_path):
     kernel = tmp_path / "kernel.py"
     kernel.write_text("def run(x, weight):\n    return x\n")

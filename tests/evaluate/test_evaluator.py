@@ -96,9 +96,16 @@ def test_published_bounds_are_refused_off_a_b200(evaluator, toy):
         evaluator.evaluate(toy, RMSNORM, bound_set="published")
 
 
-def test_the_strict_profile_says_that_it_is_not_there(evaluator, toy):
-    with pytest.raises(ProblemError, match="strict"):
-        evaluator.evaluate(toy, RMSNORM, inputs_profile="strict")
+def test_the_strict_profile_is_recorded_with_its_rounds(evaluator, toy):
+    evaluation = evaluator.evaluate(toy, RMSNORM, inputs_profile="strict", timing=False)
+    assert evaluation.passed, evaluation.message
+    assert evaluation.provenance.inputs_profile == "strict"
+    assert all(r.correctness.strict_rounds > 0 for r in evaluation.results)
+
+
+def test_an_unknown_inputs_profile_names_the_known_ones(evaluator, toy):
+    with pytest.raises(ProblemError, match="compatible, strict"):
+        evaluator.evaluate(toy, RMSNORM, inputs_profile="loose")
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,25 @@ def test_the_reference_is_captured_and_read_in_place(judged):
         assert result.timing.mode == "graph"
 
 
+def test_strict_sets_are_compared_and_float64_memory_goes_back(judge, judged, monkeypatch):
+    from sol_gym.sandbox.backend import CudaBackend
+
+    released = []
+    release = CudaBackend.release_cached
+    monkeypatch.setattr(
+        CudaBackend,
+        "release_cached",
+        lambda self, keep=0: released.append(keep) or release(self, keep),
+    )
+    monkeypatch.setattr(judge.backend, "memory_cap", lambda: 4 << 20)
+    outcome = judged(RMSNORM, inputs_profile="strict")
+    for result in outcome.results:
+        assert result.status is Status.PASSED, result.message
+        assert result.timing.mode == "graph"
+        assert result.correctness.strict_rounds >= 1 and result.correctness.strict_error < 1
+    assert 2 << 20 in released
+
+
 def test_host_synchronisation_makes_a_solution_run_eagerly(judged):
     source = (
         HONEST
