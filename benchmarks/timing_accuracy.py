@@ -5,7 +5,8 @@
 For each kernel the judge's T_k of one workload stands beside the sum of its kernels' spans as CUPTI
 reports them through torch.profiler in a process of its own: for calls one after another on distinct
 inputs (as in the judge's batch), and for single calls after a flush of the L2, whose writes may stay
-behind in the L2. The second table is the spread of T_k over repeated evaluations.
+behind in the L2. The second table is the standard deviation and the range of T_k over repeated
+evaluations.
 """
 
 from __future__ import annotations
@@ -172,11 +173,12 @@ def main() -> None:
                 "workload": index,
                 "t_k_ms": times,
                 "median_ms": middle,
-                "spread": (max(times) - min(times)) / middle,
+                "range": (max(times) - min(times)) / middle,
+                "deviation": statistics.stdev(times) / middle,
             }
             repeatability.append(row)
             print(
-                f"{file:52s} [{index:2d}] {len(times)} evaluations: median {middle:.5f} ms, spread {100 * row['spread']:.2f} %",
+                f"{file:52s} [{index:2d}] {len(times)} evaluations: median {middle:.5f} ms, standard deviation {100 * row['deviation']:.2f} %, range {100 * row['range']:.2f} %",
                 flush=True,
             )
     if arguments.json:

@@ -19,9 +19,17 @@ from functools import cache
 from pathlib import Path
 
 from sol_gym.errors import ProblemError
-from sol_gym.problem import Problem, ProfileName, load_problem
+from sol_gym.problem import Problem, ProfileName, load_problem, read_json
 
-__all__ = ["SUBSETS", "folder", "list_ids", "load", "resolve"]
+__all__ = [
+    "SUBSETS",
+    "folder",
+    "list_ids",
+    "load",
+    "needed_bytes",
+    "reference_peak_bytes",
+    "resolve",
+]
 
 SUBSETS = ("L1", "L2", "Quant", "FIB")
 """Names of the subsets, in the order in which ids are listed."""
@@ -81,6 +89,44 @@ def load(problem_id: str, profile: ProfileName = "full") -> Problem:
     if profile not in ("full", "smoke"):
         raise ProblemError(f"there is no workload profile {profile!r}; expected 'full' or 'smoke'")
     return _load(resolve(problem_id), profile)
+
+
+def reference_peak_bytes(problem_id: str) -> list[int | None] | None:
+    """What the reference's own tensors take at once, its outputs included, by workload.
+
+    Estimated for the full workloads by ``tools/measure_memory.py`` and kept in ``memory.json``;
+    None for a problem that was not measured, and in the list for a workload that cannot be.
+
+    Raises:
+        ProblemError: as `resolve`.
+    """
+    return _memory_file().get(resolve(problem_id))
+
+
+def needed_bytes(problem_id: str) -> list[int]:
+    """Device memory to check one candidate, by full workload.
+
+    That is the inputs, the candidate's outputs, and the reference's tensors with its outputs
+    (`reference_peak_bytes`; where that is not known, its outputs alone). Timing takes several sets
+    of inputs, as many as fit, and so never asks for more.
+
+    Raises:
+        ProblemError: as `resolve`.
+    """
+    problem = load(problem_id)
+    peaks = reference_peak_bytes(problem.id) or [None] * len(problem.workloads)
+    needed = []
+    for workload, peak in zip(problem.workloads, peaks, strict=True):
+        if peak is None:
+            peak = sum(t.nbytes for t in problem.outputs(workload).values())
+        needed.append(problem.declared_bytes(workload) + peak)
+    return needed
+
+
+@cache
+def _memory_file() -> dict[str, list[int | None]]:
+    file = _ROOT / "memory.json"
+    return read_json(file)["problems"] if file.is_file() else {}
 
 
 @cache

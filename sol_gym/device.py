@@ -409,7 +409,7 @@ def gpu_state(index: int = 0) -> dict[str, Any]:
     with contextlib.suppress(Exception):
         import pynvml
 
-        handle = _nvml_handle(index)
+        handle = nvml_handle(index)
         state["sm_clock_mhz"] = int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
         reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
         bad = 0
@@ -422,7 +422,8 @@ def gpu_state(index: int = 0) -> dict[str, Any]:
 
 
 @cache
-def _nvml_handle(index: int) -> Any:
+def nvml_handle(index: int) -> Any:
+    """NVML's handle of a GPU, by its index as CUDA counts; raises `pynvml.NVMLError`."""
     import pynvml
 
     pynvml.nvmlInit()

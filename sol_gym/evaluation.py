@@ -114,7 +114,7 @@ class Timing(_Record):
     t_k_ms: float = Field(gt=0)
     """The candidate's time: median over repeats of the larger figure of the two clocks."""
     batch_ms: float
-    """By the judge's clock: (batch - largest honest overhead) / n_sets, median over repeats."""
+    """By the judge's clock: (batch - honest overhead) / n_sets, median over repeats."""
     reported_ms: float
     """By the worker's own clock (CUDA events on a GPU), median over repeats. Not trusted alone."""
     single_ms: float | None = None
@@ -127,7 +127,7 @@ class Timing(_Record):
     spread: float
     """(max - min) / median of the per-repeat figures."""
     overhead_ms: float
-    """Calibrated overhead that was subtracted from a batch's clock."""
+    """Overhead that was taken off a batch's clock at most (see `sandbox/timing.py`)."""
     sm_clock_mhz: int | None = None
     """SM clock seen right after the batches."""
     clock_locked: bool = False

@@ -408,6 +408,15 @@ class PrecisionPolicy(_Model):
     why: str = ""
 
 
+class Recipe(_Model):
+    """Another way to draw a problem's inputs than its workloads say."""
+
+    description: str
+    """What it draws, and why one might want it."""
+    random: list[str]
+    """Inputs that are drawn by the rules of `sol_gym.draws` instead."""
+
+
 class Pack(_Open):
     """What we add to a public problem (`pack.json`)."""
 
@@ -425,6 +434,17 @@ class Pack(_Open):
     """Inputs no output depends on."""
     custom_inputs: list[str] = []
     """Inputs the reference's generator makes although the published workloads say `random`."""
+    recipes: dict[str, Recipe] = {}
+    """Named alternatives to how the workloads draw their inputs (`Problem.with_recipe`)."""
+    published_aliases: dict[str, str] = {}
+    """Output -> input that the published reference overwrites and returns as that output.
+
+    References here leave their inputs alone and return tensors of their own, and the judge rejects
+    a candidate that changes an input."""
+    zero_outputs: list[str] = []
+    """Outputs that are zero whatever the inputs, in the published reference too."""
+    rounding_sensitive: str = ""
+    """Why results turn on the last bit of an intermediate, so that float64 is no oracle."""
     strict: dict[str, Any] = {}
     """What must vary for a wrong kernel to be caught, in words: input name -> hint."""
     strict_rules: dict[str, StrictRule | list[StrictRule]] = {}
@@ -583,6 +603,25 @@ class Problem(_Model):
             pack=self.pack,
             root=self.root,
             blob_root=self.blob_root,
+        )
+
+    def with_recipe(self, name: str) -> Problem:
+        """This problem with its inputs drawn by a named recipe of its pack.
+
+        Raises:
+            ProblemError: the pack has no such recipe.
+        """
+        recipes = {} if self.pack is None else self.pack.recipes
+        if name not in recipes:
+            known = f"it has {', '.join(recipes)}" if recipes else "it has none"
+            raise ProblemError(f"{self.id} has no input recipe {name!r}; {known}")
+        drawn = {input_name: RandomInput() for input_name in recipes[name].random}
+        return self.model_copy(
+            update={
+                "workloads": tuple(
+                    w.model_copy(update={"inputs": {**w.inputs, **drawn}}) for w in self.workloads
+                )
+            }
         )
 
     def with_workloads(self, indices: list[int]) -> Problem:

@@ -59,6 +59,12 @@ _SOLUTION = click.Path(exists=True, path_type=Path)
 @click.option(
     "--no-audit", is_flag=True, help="Do not read the source with the static audit first."
 )
+@click.option(
+    "--strict-isolation",
+    is_flag=True,
+    default=None,
+    help="Refuse to run where a layer of isolation is missing (also SOL_GYM_STRICT_ISOLATION=1).",
+)
 @click.option("--no-timing", is_flag=True, help="Correctness only.")
 @click.option(
     "--store", type=click.Path(path_type=Path), help="Append the evaluation to this JSONL file."
@@ -76,8 +82,9 @@ _SOLUTION = click.Path(exists=True, path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print the evaluation as JSON.")
 def evaluate(
     problem: str, solution: Path, device: str, profile: str | None, workloads: tuple[int, ...],
-    inputs_profile: str, bound_set: str, seed: int | None, timeout_s: float, no_audit: bool, no_timing: bool, store: Path | None,
-    blobs: Path | None, trace: Path | None, as_json: bool,
+    inputs_profile: str, bound_set: str, seed: int | None, timeout_s: float, no_audit: bool,
+    strict_isolation: bool | None, no_timing: bool, store: Path | None, blobs: Path | None,
+    trace: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge SOLUTION (a source file or solution.json) on PROBLEM (an id, or a folder in the public layout).
 
@@ -88,7 +95,7 @@ def evaluate(
     if trace and no_timing:
         raise click.UsageError("--trace needs timing: a passed trace states a latency")
     with (
-        Evaluator(device, audit=not no_audit) as evaluator,
+        Evaluator(device, audit=not no_audit, strict_isolation=strict_isolation) as evaluator,
         render.progress("evaluating", quiet=as_json) as update,
     ):
         chosen = as_problem(problem, profile, evaluator.device, blobs)  # type: ignore[arg-type]

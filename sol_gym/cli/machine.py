@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
+from typing import Any
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from . import render
 
 
 @click.command()
 @click.option("--device", default="auto", show_default=True)
+@click.option("--quick", is_flag=True, help="Ask which layers are active, without attacking them.")
 @click.option("--json", "as_json", is_flag=True)
-def doctor(device: str, as_json: bool) -> None:
-    """Which device, software and isolation layers are here, seen from a real worker."""
+def doctor(device: str, quick: bool, as_json: bool) -> None:
+    """Device, software and isolation of this machine; a worker tries to break every layer.
+
+    The exit code is 1 if an attempt got through or a required layer is missing.
+    """
     from ..evaluate.client import Evaluator
     from ..paths import cache_dir, runtime_dir
 
@@ -22,24 +29,47 @@ def doctor(device: str, as_json: bool) -> None:
         Evaluator(device) as evaluator,
         render.progress("asking the judge", quiet=as_json) as update,
     ):
-        facts = evaluator.describe(on_progress=update)
+        facts = evaluator.describe(examine=not quick, on_progress=update)
+    broken = [f for f in facts["attempts"] or () if not f["held"]]
     if as_json:
         click.echo(json.dumps(facts))
-        return
+        sys.exit(1 if broken or facts["missing"] else 0)
     model = facts["device"]
     render.console.print(f"device: {model['key']} ({model['name']})")
     table = Table(title="isolation of workers")
     table.add_column("layer")
     table.add_column("state")
-    for name, state in facts["isolation"].items():
-        table.add_row(name, "[green]active[/]" if state is True else f"[yellow]{state}[/]")
+    for name, state in sorted(facts["isolation"].items()):
+        colour = "green" if state is True else "red" if name in facts["missing"] else "yellow"
+        table.add_row(name, f"[{colour}]{'active' if state is True else state}[/]")
     render.console.print(table)
+    if facts["attempts"] is not None:
+        render.console.print(_attempts(facts["attempts"]))
     render.console.print("versions: " + ", ".join(f"{k} {v}" for k, v in facts["versions"].items()))
     render.console.print(f"state: {facts['state']}")
+    if facts["idle_check"] is not True:
+        render.console.print(f"[yellow]no check that the GPU is idle ({facts['idle_check']})[/]")
     render.console.print(f"cache: {cache_dir()}   runtime: {runtime_dir()}")
-    missing = [k for k, v in facts["isolation"].items() if v is not True]
-    if missing:
-        render.console.print(f"[yellow]missing layers: {', '.join(missing)}; evaluations say so[/]")
+    if facts["missing"]:
+        names = ", ".join(facts["missing"])
+        render.console.print(f"[red]missing: {names}; evaluations say so, strict ones refuse[/]")
+    if broken:
+        render.console.print(f"[red]{len(broken)} attempts got through[/]")
+    elif facts["attempts"]:
+        render.console.print(f"[green]all {len(facts['attempts'])} attempts were held[/]")
+    sys.exit(1 if broken or facts["missing"] else 0)
+
+
+def _attempts(findings: list[dict[str, Any]]) -> Table:
+    """One line an attempt; what happened only where something got through (--json has it all)."""
+    table = Table(title="attempts to break out, made by a worker")
+    for heading in ("attempt", "held by any of", "all layers", "without namespaces"):
+        table.add_column(heading)
+    words = {True: "[green]held[/]", False: "[red]BROKEN[/]", None: "-"}
+    for f in findings:
+        layers = Text(", ".join(f["layers"]) + ("" if f["held"] else f"\n{f['detail']}"))
+        table.add_row(f["attempt"], layers, words[f["held"]], words[f["held_without_namespaces"]])
+    return table
 
 
 @click.command()

@@ -13,7 +13,9 @@ import sol_gym
 from ..device import Device, calibrate_cpu
 from ..evaluation import Evaluation, Provenance, Status, WorkloadResult
 from ..problem import Problem
+from ..sandbox import doctor
 from ..sandbox.judge import Judge, Outcome, Request
+from ..sandbox.worker.isolation import missing
 from ..score import overall_status, problem_score, score_workload
 from ..solution import Solution
 from .baseline import Baselines, BaselineTimes
@@ -23,25 +25,32 @@ from .bounds import BoundSet, BoundTime, bound_times
 class Bench:
     """Everything the judge's process does, on one device."""
 
-    def __init__(self, device: Device, cache: Path, hidden: list[str]):
+    def __init__(
+        self, device: Device, cache: Path, hidden: list[str], lock_clock_mhz: int | None = None
+    ):
         self.device = device
         cache.mkdir(parents=True, exist_ok=True)
-        self.judge = Judge(device, cache=cache, hidden=hidden)
+        self.judge = Judge(device, cache=cache, hidden=hidden, lock_clock_mhz=lock_clock_mhz)
         self.baselines = Baselines(device, cache)
 
     def close(self) -> None:
         """End the judge."""
         self.judge.close()
 
-    def describe(self) -> dict[str, Any]:
-        """Device, versions, isolation layers and calibrated overheads."""
+    def describe(self, *, examine: bool = False) -> dict[str, Any]:
+        """Device, versions, isolation layers and calibrated overheads; with `examine` also what came
+        of trying to break out of a worker (seconds)."""
         layers = self.judge.probe()
+        attempts = [f.to_json() for f in doctor.examine(self.judge)] if examine else None
         calibration = self.judge.calibration
         return {
             "device": self.device.model_dump(mode="json"),
             "versions": self._versions(),
             "isolation": layers,
+            "missing": missing(layers),
+            "attempts": attempts,
             "state": self.judge.backend.state(),
+            "idle_check": self.judge.backend.idle_check,
             "overhead_ms": calibration.overhead_s * 1e3,
             "handshake_us": calibration.handshake_s * 1e6,
         }
@@ -57,6 +66,7 @@ class Bench:
         scoring: bool,
         bound_set: BoundSet,
         timeout_s: float,
+        strict_isolation: bool = False,
         on_progress: Callable[[str, int, int], None],
         cancelled: Callable[[], bool],
     ) -> Evaluation:
@@ -65,7 +75,8 @@ class Bench:
         outcome = self.judge.evaluate(
             Request(
                 problem, solution, seed=seed, inputs_profile=inputs_profile, timing=timing,
-                timeout_s=timeout_s, on_progress=on_progress, cancelled=cancelled,
+                timeout_s=timeout_s, strict_isolation=strict_isolation,
+                on_progress=on_progress, cancelled=cancelled,
             )
         )  # fmt: skip
         results, baseline_set = outcome.results, None

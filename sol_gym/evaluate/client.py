@@ -45,14 +45,25 @@ class Evaluator:
         device: key of a device model that is present, or "auto".
         audit: read sources with the static audit first (docs/audit.md). A veto is REWARD_HACK
             before any process is started; what else it sees is in `Evaluation.findings`.
+        strict_isolation: raise `InfrastructureError` instead of running a solution where a layer of
+            isolation is missing; None asks the environment variable SOL_GYM_STRICT_ISOLATION.
 
     Example:
         >>> with Evaluator() as evaluator:  # doctest: +SKIP
         ...     evaluation = evaluator.evaluate("FIB/021_rmsnorm_h128", source_text)
     """
 
-    def __init__(self, device: str | Device = "auto", *, audit: bool = True):
+    def __init__(
+        self,
+        device: str | Device = "auto",
+        *,
+        audit: bool = True,
+        strict_isolation: bool | None = None,
+    ):
         self.audit = audit
+        self.strict_isolation = (
+            _strict_by_environment() if strict_isolation is None else strict_isolation
+        )
         self.device = device if isinstance(device, Device) else get_device(device)
         self._socket: socket.socket | None = None
         self._owner = os.getpid()
@@ -130,13 +141,20 @@ class Evaluator:
             "scoring": scoring and timing,
             "bound_set": bound_set,
             "timeout_s": timeout_s,
+            "strict_isolation": self.strict_isolation,
         }
         evaluation = Evaluation.model_validate(self._request(message, timeout_s, on_progress))
         return evaluation.model_copy(update={"findings": findings})
 
-    def describe(self, *, on_progress: OnProgress | None = None) -> dict[str, Any]:
-        """What the judge runs on: device, versions, isolation layers, calibrated overheads."""
-        return self._request({"cmd": "describe"}, 120.0, on_progress)
+    def describe(
+        self, *, examine: bool = False, on_progress: OnProgress | None = None
+    ) -> dict[str, Any]:
+        """What the judge runs on: device, versions, isolation layers, calibrated overheads.
+
+        With `examine`, workers also try to break out, and `attempts` says what came of it; that
+        takes some seconds.
+        """
+        return self._request({"cmd": "describe", "examine": examine}, 180.0, on_progress)
 
     def _refused(
         self, problem: Problem, solution: Solution, inputs_profile: str, status: Status, message: str,
@@ -202,6 +220,15 @@ class Evaluator:
             self._socket = connect(self.device, on_progress)
             self._owner = os.getpid()
         return self._socket
+
+
+def _strict_by_environment() -> bool:
+    text = os.environ.get("SOL_GYM_STRICT_ISOLATION", "")
+    if text.lower() not in ("", "0", "1", "false", "true", "no", "yes"):
+        raise InfrastructureError(
+            f"SOL_GYM_STRICT_ISOLATION is {text!r}, expected 1 or 0 (or nothing)"
+        )
+    return text.lower() in ("1", "true", "yes")
 
 
 _ERRORS: dict[str, type[Exception]] = {

@@ -117,7 +117,10 @@ class Server:
 
         try:
             if message.get("cmd") == "describe":
-                return {"event": "result", "value": self._bench.describe()}
+                return {
+                    "event": "result",
+                    "value": self._bench.describe(examine=bool(message.get("examine"))),
+                }
             problem = Problem.model_validate(message["problem"]).model_copy(
                 update={"root": message.get("root"), "blob_root": message.get("blob_root")}
             )
@@ -131,6 +134,7 @@ class Server:
                 scoring=message["scoring"],
                 bound_set=message["bound_set"],
                 timeout_s=float(message["timeout_s"]),
+                strict_isolation=bool(message.get("strict_isolation")),
                 on_progress=progress,
                 cancelled=client.gone.is_set,
             )
@@ -161,6 +165,16 @@ class Server:
                 client.sock.shutdown(socket.SHUT_RDWR)
 
 
+def _clock_to_lock() -> int | None:
+    """`SOL_GYM_LOCK_CLOCK_MHZ`: where to hold the GPU's SM clock; nothing is locked without it."""
+    text = os.environ.get("SOL_GYM_LOCK_CLOCK_MHZ")
+    if not text:
+        return None
+    if not text.isdigit() or int(text) == 0:
+        raise InfrastructureError(f"SOL_GYM_LOCK_CLOCK_MHZ is {text!r}, expected MHz, e.g. 1500")
+    return int(text)
+
+
 def main() -> None:
     """Entry point of the process: device model on standard input, readiness on a descriptor."""
     parser = argparse.ArgumentParser()
@@ -173,7 +187,9 @@ def main() -> None:
     bench = None
     server = None
     try:
-        bench = Bench(device, cache_dir(), hidden=[str(runtime_dir())])
+        bench = Bench(
+            device, cache_dir(), hidden=[str(runtime_dir())], lock_clock_mhz=_clock_to_lock()
+        )
         server = Server(arguments.socket, bench)
         os.write(arguments.ready_fd, b"ready")
         os.close(arguments.ready_fd)

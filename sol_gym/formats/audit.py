@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checking import check_tolerances, same_bytes
+from .. import degenerate
 from ..errors import ProblemError
 from ..inputs import InputMaker
-from ..problem import Problem, TensorArg, Workload
+from ..problem import Problem, Workload
 from ..sandbox.correctness import Comparison
 from ..sandbox.reference import InvalidReference, Reference
 
@@ -30,7 +30,6 @@ MAX_BYTES = 512 << 20
 MAX_WORKLOADS = 2
 BUDGET_S = 45.0
 """Seconds from which on inputs are no longer tried one by one."""
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 class Case(NamedTuple):
@@ -42,30 +41,16 @@ class Case(NamedTuple):
     inputs: dict[str, Any]
     other: dict[str, Any]
     """A second draw of the same inputs."""
-    outputs: list[Tensor]
-    outputs_again: list[Tensor]
+    outputs: dict[str, Tensor]
+    outputs_again: dict[str, Tensor]
     """From a second run on the same inputs."""
-    outputs_of_other: list[Tensor]
+    outputs_of_other: dict[str, Tensor]
     deadline: float
     """Monotonic time from which on rules may leave out what takes long."""
 
-    @property
-    def specs(self) -> dict[str, TensorArg]:
-        """The outputs' names, shapes and dtypes."""
-        return self.problem.outputs(self.workload)
-
-    def answer(self, inputs: dict[str, Any]) -> list[Tensor] | None:
-        """The reference's outputs for other inputs; None if it refuses them."""
-        copies = [v.clone() if isinstance(v, Tensor) else v for v in inputs.values()]
-        try:
-            return [o.clone() for o in self.reference(copies, self.specs)]
-        except InvalidReference:
-            return None
-
-    def passes(self, index: int, candidate: Tensor) -> bool:
+    def passes(self, name: str, candidate: Tensor) -> bool:
         """Whether `candidate` would be accepted in place of an output."""
-        name = list(self.specs)[index]
-        return Comparison(self.workload.tolerance).add(name, candidate, self.outputs[index])
+        return Comparison(self.workload.tolerance).add(name, candidate, self.outputs[name])
 
 
 def audit_record(
@@ -83,7 +68,7 @@ def audit(problem: Problem) -> Iterator[tuple[str, str]]:
     Looks at the `MAX_WORKLOADS` smallest workloads of at most `MAX_BYTES` (smoke ones if there are
     some), on the CPU, and at fewer where one takes more than `BUDGET_S`.
     """
-    for fault in check_tolerances(problem):
+    for fault in degenerate.open_tolerances(problem):
         yield "", fault
     small = _small(problem)
     if small is None:
@@ -119,20 +104,22 @@ def audit_workload(
         InvalidReference: the reference fails or does not return what is declared.
         ProblemError: the inputs cannot be made.
     """
-    sets = [InputMaker(problem, workload, "cpu", seed=seed).draw() for seed in (1, 2)]
-    specs = problem.outputs(workload)
-    answers = []
-    for inputs in (sets[0], sets[0], sets[1]):
-        copies = {n: v.clone() if isinstance(v, Tensor) else v for n, v in inputs.items()}
-        answers.append([o.clone() for o in reference(list(copies.values()), specs)])
-        if len(answers) == 1:
-            for name, value in inputs.items():
-                if not _same(value, copies[name]):
-                    yield f"the reference changes its input {name!r}"
-    first, again, other = answers
+    inputs, other = (InputMaker(problem, workload, "cpu", seed=seed).draw() for seed in (1, 2))
+    declared = problem.outputs(workload)
+    used = degenerate.copies(inputs)
+    results = reference(list(used.values()), declared)
+    yield from degenerate.changed_inputs(inputs, used)
     case = Case(
-        problem, workload, reference, sets[0], sets[1], first, again, other, deadline
-    )  # fmt: skip
+        problem,
+        workload,
+        reference,
+        inputs,
+        other,
+        {name: result.clone() for name, result in zip(declared, results, strict=True)},
+        degenerate.run_on_copies(reference, inputs, declared),
+        degenerate.run_on_copies(reference, other, declared),
+        deadline,
+    )
     for rule in RULES:
         yield from rule(case)
 
@@ -142,46 +129,34 @@ def audit_workload(
 
 def constant_output(case: Case) -> Iterator[str]:
     """An output that is zero, one value throughout, or the same for other inputs."""
-    for name, output, other in zip(case.specs, case.outputs, case.outputs_of_other, strict=True):
-        values = _wide(output)
-        if not values.numel():
+    varied = any(not degenerate.same(case.inputs[name], case.other[name]) for name in case.inputs)
+    for name, output in case.outputs.items():
+        if not output.numel():
             yield f"output {name!r} has no elements"
-        elif bool((values == 0).all()):
-            yield f"output {name!r} is zero throughout"
-        elif values.numel() > 1 and bool((values == values.reshape(-1)[0]).all()):
-            yield f"output {name!r} is one value throughout: {float(values.reshape(-1)[0]):g}"
-        elif not _all_same(case.inputs, case.other) and torch.equal(values, _wide(other)):
-            yield f"output {name!r} is the same for other inputs"
+            continue
+        found = degenerate.constancy(output, case.outputs_of_other[name])
+        if found and (varied or found[0] != degenerate.SAME):
+            value = float(degenerate.wide(output).reshape(-1)[0])
+            which = f": {value:g}" if found[0] == degenerate.ONE_VALUE else ""
+            yield f"output {name!r} is {found[0]}{which}"
 
 
 def unrepeatable_output(case: Case) -> Iterator[str]:
     """An output that differs, beyond the tolerance, between two runs on the same inputs."""
-    for i, name in enumerate(case.specs):
-        finite = torch.isfinite(_wide(case.outputs[i])).all()  # Others never match themselves.
-        if finite and not case.passes(i, case.outputs_again[i]):
-            yield (
-                f"output {name!r} differs between two runs on the same inputs (dropout? state?): "
-                "no kernel can be right"
-            )
+    return degenerate.unrepeatable_outputs(
+        case.outputs, case.outputs_again, case.workload.tolerance
+    )
 
 
 def infinite_output(case: Case) -> Iterator[str]:
     """Outputs that are NaN, or infinite where the tolerance does not allow it, can never match."""
-    for name, output in zip(case.specs, case.outputs, strict=True):
-        if bool(torch.isnan(_wide(output)).any()):
-            yield f"output {name!r} has NaN"
-        infinite = torch.isinf(_wide(output))
-        negative = infinite & (_wide(output) < 0)
-        if case.workload.tolerance.allow_negative_inf:
-            infinite = infinite & ~negative
-        if bool(infinite.any()):
-            share = 100 * float(infinite.double().mean())
-            yield f"output {name!r} is infinite in {share:.3g} % of its elements"
+    return degenerate.not_finite_outputs(case.outputs, case.workload.tolerance)
 
 
 def unread_input(case: Case) -> Iterator[str]:
     """An input that no output depends on, or that is the same in every draw."""
     known = set(case.problem.pack.unread_inputs) if case.problem.pack else set()
+    declared = case.problem.outputs(case.workload)
     untried = []
     for name, arg in case.problem.tensors(case.workload).items():
         if not arg.numel or name in known:
@@ -190,16 +165,18 @@ def unread_input(case: Case) -> Iterator[str]:
             untried.append(name)
             continue
         before = case.inputs[name]
-        drawn_alike = _same(before, case.other[name])
-        changed = _changed(before) if drawn_alike else case.other[name]
+        drawn_alike = degenerate.same(before, case.other[name])
+        changed = degenerate.other_value(before) if drawn_alike else case.other[name]
         if changed is None:
             continue
-        answer = case.answer({**case.inputs, name: changed})
-        if answer is None:  # It reads the input, for the change breaks it.
+        reads = degenerate.depends_on(
+            name, changed, case.inputs, case.outputs, case.reference, declared
+        )
+        if reads is None:
             continue
-        if all(map(_same, answer, case.outputs)):
+        if not reads:
             yield f"no output depends on input {name!r}"
-        elif drawn_alike and arg.dtype in _FLOATS and arg.name not in _recorded(case.workload):
+        elif drawn_alike and name not in _recorded(case.workload):
             yield f"input {name!r} is the same in every draw: a kernel that leaves it out passes"
     if untried:
         some = ", ".join(untried[:3]) + (f" and {len(untried) - 3} more" if untried[3:] else "")
@@ -215,21 +192,21 @@ def null_kernel(case: Case) -> Iterator[str]:
     for what, make in trivial.items():
         passing = [
             name
-            for i, (name, output) in enumerate(zip(case.specs, case.outputs, strict=True))
+            for name, output in case.outputs.items()
             if output.numel()
             and (candidate := make(output)) is not None
-            and case.passes(i, candidate)
+            and case.passes(name, candidate)
         ]
-        if passing and len(passing) == len(case.specs):
+        if passing and len(passing) == len(case.outputs):
             yield f"a null kernel passes: {what} in every output is within tolerance"
         elif passing:
             yield f"{what} in output {', '.join(map(repr, passing))} is within tolerance"
-    for i, (name, output) in enumerate(zip(case.specs, case.outputs, strict=True)):
+    for name, output in case.outputs.items():
         for given, value in case.inputs.items():
             if not isinstance(value, Tensor) or not output.numel():
                 continue
             alike = value.shape == output.shape and value.dtype == output.dtype
-            if alike and case.passes(i, value):
+            if alike and case.passes(name, value):
                 yield f"input {given!r} handed through passes as output {name!r}"
 
 
@@ -262,34 +239,8 @@ def _recorded(workload: Workload) -> set[str]:
     return {name for name, spec in workload.inputs.items() if spec.type == "safetensors"}
 
 
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return same_bytes(a, b)
-    return bool(a == b)
-
-
-def _all_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return all(_same(a[name], b[name]) for name in a)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """Values for comparison and arithmetic; packed fp4 as its bytes."""
-    if str(tensor.dtype) == "torch.float4_e2m1fn_x2":
-        tensor = tensor.view(torch.uint8)
-    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
-
-
-def _changed(tensor: Tensor) -> Tensor | None:
-    """Another value for an input that is always drawn the same; None for what is no float."""
-    if str(tensor.dtype).removeprefix("torch.") not in _FLOATS:
-        return None
-    generator = torch.Generator().manual_seed(3)
-    factor = 1 + 0.5 * torch.rand(tensor.shape, generator=generator)
-    return (torch.where(tensor == 0, 0.5, tensor.float()) * factor).to(tensor.dtype)
-
-
 def _mean(output: Tensor) -> Tensor | None:
-    if output.numel() < 2 or str(output.dtype).removeprefix("torch.") not in _FLOATS:
+    if output.numel() < 2 or not degenerate.has_arithmetic(output):
         return None
     finite = output.double()
     finite = finite[torch.isfinite(finite)]

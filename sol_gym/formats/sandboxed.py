@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +123,13 @@ class Sandbox:
             cpus=cpus,
             scratch_base=self._scratch,
             prepare=prepare,
+            shown=[str(Path(sol_gym.__file__).resolve().parent)],
         )
         self.layers = worker.layers
         log = ""
         try:
             fault = self._run(worker, len(cpus), timeout_s)
-            answer = None if fault else _answer(worker.scratch / "answer.json")
+            answer = None if fault else _answer(worker)
         finally:
             log = worker.kill()
         if fault:
@@ -139,12 +139,13 @@ class Sandbox:
     @staticmethod
     def _run(worker: Worker, threads: int, timeout_s: float) -> str:
         """Have the driver do its task; returns what went wrong, or nothing."""
-        message = {
-            "cmd": "load", "device": "cpu", "threads": threads, "dir": str(worker.scratch / "src"),
+        message: dict[str, Any] = {
+            "cmd": "load", "device": "cpu", "dir": str(worker.scratch / "src"),
             "entry_file": "driver.py", "entry_function": "run", "binding": "python",
             "library": None, "dps": False, "inputs": [], "outputs": [],
         }  # fmt: skip
         try:
+            worker.start("cpu", threads, None)
             reply = worker.ask(message, timeout_s)
         except wire.Timeout:
             return f"it did not end within {timeout_s:g} s"
@@ -155,15 +156,13 @@ class Sandbox:
         return "" if reply.get("ok") is True else str(reply.get("message", "it failed"))
 
 
-def _answer(file: Path) -> Any:
+def _answer(worker: Worker) -> Any:
     """The JSON a task left; untrusted, so neither links nor long files are followed."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise SandboxFault(f"it left no answer: {error.strerror}") from None
+        descriptor = worker.open_file("answer.json")
+    except wire.ProtocolError as error:
+        raise SandboxFault(f"it left no answer: {error}") from None
     with open(descriptor, "rb") as answer:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise SandboxFault("its answer is not a file")
         data = answer.read(_ANSWER_BYTES + 1)
     if len(data) > _ANSWER_BYTES:
         raise SandboxFault(f"its answer has more than {_ANSWER_BYTES} bytes")

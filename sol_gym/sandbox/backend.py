@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..device import Device, gpu_state
+from ..device import Device, gpu_state, nvml_handle
+from ..errors import InfrastructureError
 from .memory import DeviceArena, HostArena
 from .worker import cuda
 
 _GIB = 1 << 30
+_FIRST_ARENA_BYTES = 64 << 20
+"""Fresh workers map this much before they load anything; most problems need no more."""
+_PROBE_S = 6e-3
+_BUSY_FACTOR, _BUSY_PROBES, _IDLE_PROBES = 1.5, 3, 20
+"""The device is busy if so many probes in a row each take so many times what an idle one takes, and
+idle again only if many in a row do not."""
+_UNSTEADY_FACTOR = 1.25
 
 
 class Backend:
@@ -26,6 +36,8 @@ class Backend:
     batch_s: float
     """A batch lasts at least this long, if enough sets fit."""
     max_sets: int
+    idle_check: bool | str = True
+    """Whether the device is looked at before batches, to see that nobody works; or why not."""
 
     def __init__(self, device: Device):
         self.device = device
@@ -59,6 +71,17 @@ class Backend:
 
     def synchronize(self) -> None:
         """Wait until the judge's own work is done."""
+
+    def busy(self) -> bool:
+        """Whether work of other processes runs on the device while they should be idle.
+
+        On a CPU a stopped process cannot work, so there is nothing to look for.
+        """
+        return False
+
+    def idle_again(self, timeout_s: float) -> bool:
+        """Whether the device comes to rest, now that the worker is dead, and nobody else is on it."""
+        return True
 
     def state(self) -> dict[str, Any]:
         """Clock and throttling now: {"sm_clock_mhz": int | None, "throttled": bool, "locked": bool}."""
@@ -138,7 +161,7 @@ class CudaBackend(Backend):
     batch_s = 10e-3
     max_sets = 256
 
-    def __init__(self, device: Device):
+    def __init__(self, device: Device, lock_clock_mhz: int | None = None):
         super().__init__(device)
         torch.cuda.init()
         torch.cuda.set_device(0)
@@ -147,10 +170,17 @@ class CudaBackend(Backend):
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        self._arena = DeviceArena()
         self._flush_buffer = torch.empty(2 * device.l2_bytes, dtype=torch.uint8, device="cuda")
+        self._arena = DeviceArena()
+        self._arena.ensure(_FIRST_ARENA_BYTES)
         self._capability = torch.cuda.get_device_capability(0)
         self._worker_cpus = _keep_a_core()
+        self._locked = False
+        if lock_clock_mhz is not None:
+            self._lock_clock(lock_clock_mhz)
+        self._probe_graph: torch.cuda.CUDAGraph | None = None
+        self._probe_s = 0.0
+        self.idle_check = self._learn_idle_time()
 
     def arena(self) -> DeviceArena:
         return self._arena
@@ -169,7 +199,89 @@ class CudaBackend(Backend):
         torch.cuda.synchronize()
 
     def state(self) -> dict[str, Any]:
-        return gpu_state(0)
+        state = gpu_state(0)
+        return state | {"locked": True} if self._locked else state
+
+    # -- whether anybody else is at work --------------------------------------------------------
+
+    def busy(self) -> bool:
+        """Whether another process's kernels take turns with the judge's.
+
+        Stopping a process (SIGSTOP) does not stop its kernels: a persistent one keeps running and
+        could watch inputs arrive. Contexts share a GPU in time slices of about 2 ms, so a piece of
+        the judge's own work of three slices takes about twice as long while somebody else has
+        work. Its time on an idle device was measured before the first worker existed.
+
+        A slow device looks busy too (a clock held down by heat). So this is a suspicion; what it
+        takes to make it more is in `Series._accuse` and in the judge.
+        """
+        return self.idle_check is True and all(
+            self._probe() > _BUSY_FACTOR * self._probe_s for _ in range(_BUSY_PROBES)
+        )
+
+    def idle_again(self, timeout_s: float) -> bool:
+        """See `Backend.idle_again`: many quick probes in a row, and NVML knows of no other process."""
+        deadline = time.monotonic() + timeout_s
+        row = 0
+        while time.monotonic() < deadline:
+            row = row + 1 if self._probe() <= _BUSY_FACTOR * self._probe_s else 0
+            if row >= _IDLE_PROBES and _processes_on_gpu() <= 1:
+                return True
+        return False
+
+    def _learn_idle_time(self) -> bool | str:
+        """Prepare the probe and time it on the idle device; says why if it cannot be relied on."""
+        if os.environ.get("SOL_GYM_IDLE_CHECK") == "0":
+            return "off: SOL_GYM_IDLE_CHECK=0"
+        self.flush()  # A kernel's first launch loads it, which a capture may not do.
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        writes = 1
+        for _ in range(3):  # One write; as many as take the time wanted; again, with warm clocks.
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                for _ in range(writes):
+                    self._flush_buffer.add_(1)
+            self._probe_graph = graph
+            times = sorted(self._probe() for _ in range(_IDLE_PROBES))
+            self._probe_s = times[0]
+            writes = math.ceil(writes * _PROBE_S / max(self._probe_s, 1e-6))
+        if times[-2] > _UNSTEADY_FACTOR * times[0]:  # One hiccup is allowed.
+            return f"off: idle probes took {times[0] * 1e3:.1f} to {times[-2] * 1e3:.1f} ms"
+        return True
+
+    def _probe(self) -> float:
+        """Seconds that the probe takes by the device's clock: one launch, so that a busy CPU cannot
+        make it look long."""
+        assert self._probe_graph is not None
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        self._probe_graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+    def _lock_clock(self, mhz: int) -> None:
+        """Hold the SM clock at `mhz` until `close`. Only ever done when it was asked for."""
+        import pynvml
+
+        try:
+            pynvml.nvmlDeviceSetGpuLockedClocks(nvml_handle(0), mhz, mhz)
+        except pynvml.NVMLError as error:
+            raise InfrastructureError(
+                f"the SM clock cannot be locked to {mhz} MHz: {error}; locking needs the right to set "
+                "clocks (usually root); leave SOL_GYM_LOCK_CLOCK_MHZ unset to run unlocked"
+            ) from None
+        self._locked = True
+
+    def _unlock_clock(self) -> None:
+        import pynvml
+
+        if self._locked:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlDeviceResetGpuLockedClocks(nvml_handle(0))
+            self._locked = False
 
     def worker_cpus(self) -> list[int]:
         return self._worker_cpus
@@ -218,6 +330,7 @@ class CudaBackend(Backend):
         return {"TORCH_CUDA_ARCH_LIST": f"{major}.{minor}"}
 
     def close(self) -> None:
+        self._unlock_clock()
         self._arena.close()
 
 
@@ -245,6 +358,15 @@ def _keep_a_core() -> list[int]:
     return others
 
 
+def _processes_on_gpu() -> int:
+    """How many processes have a context on the GPU, the judge included; 0 where NVML cannot say."""
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(nvml_handle(0)))
+    return 0
+
+
 def _driver_version() -> str:
     with contextlib.suppress(Exception):
         import pynvml
@@ -255,6 +377,17 @@ def _driver_version() -> str:
     return "unknown"
 
 
-def backend_for(device: Device) -> Backend:
-    """The backend of a device model that is present on this machine."""
-    return CpuBackend(device) if device.key == "cpu" else CudaBackend(device)
+def backend_for(device: Device, lock_clock_mhz: int | None = None) -> Backend:
+    """The backend of a device model that is present on this machine.
+
+    Args:
+        lock_clock_mhz: hold a GPU's SM clock there while the backend lives.
+
+    Raises:
+        InfrastructureError: the clock cannot be locked.
+    """
+    if device.key != "cpu":
+        return CudaBackend(device, lock_clock_mhz)
+    if lock_clock_mhz is not None:
+        raise InfrastructureError("only a GPU's clock can be locked; this device is the CPU")
+    return CpuBackend(device)

@@ -7,7 +7,6 @@ made inside a sandbox and are only ever loaded inside one.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import tempfile
@@ -99,16 +98,15 @@ class BuildCache:
         found = sorted(self._folder.glob(f"{key}/*.so"))
         return found[0] if found else None
 
-    def put(self, key: str, library: Path) -> Path:
-        """Copy a library in; a concurrent writer of the same key is harmless."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(dir=self._folder))
-        # Opened without following links: the folder it lies in was writable by the build.
-        fd = os.open(library, os.O_RDONLY | os.O_NOFOLLOW)
-        with open(fd, "rb") as source, open(staging / library.name, "wb") as target:
-            shutil.copyfileobj(source, target)
+    def put(self, key: str, name: str, fd: int) -> Path:
+        """Copy a library in from an open file, which is closed; a concurrent writer is harmless."""
+        with open(fd, "rb") as source:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            staging = Path(tempfile.mkdtemp(dir=self._folder))
+            with open(staging / name, "wb") as target:
+                shutil.copyfileobj(source, target)
         try:
             staging.rename(self._folder / key)
         except OSError:
             shutil.rmtree(staging, ignore_errors=True)
-        return self._folder / key / library.name
+        return self._folder / key / name

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,19 +26,33 @@ from ..inputs import InputMaker
 from ..problem import AxisConst, Definition, Problem, RandomInput, ScalarInput, TensorSpec, Workload
 from ..solution import Solution
 from ..strict import other_shape, variants_for
+from . import bubblewrap, replies
 from .backend import backend_for
 from .build import BuildCache, FlagRefused, binding_of, checked_flags
+from .cgroup import Groups
 from .correctness import Comparison
-from .process import Limits, Worker, WorkerGone, Zygote, make_scratch
+from .fallback import layers_in_the_way
+from .process import (
+    WORKER_PACKAGE,
+    Limits,
+    TrustedCodeFailed,
+    Worker,
+    WorkerGone,
+    Zygote,
+    make_scratch,
+)
 from .reference import InvalidReference, Reference
 from .schedule import Schedule
-from .series import NotCapturable, Series, Verdict, accepted, decide
+from .series import NotCapturable, Series, Verdict, WorkedWhileStopped, accepted, decide
 from .stages import Stages
 from .timing import Calibration, Measured, Plan, timing_from
 from .worker import wire
+from .worker.isolation import missing, private_folders
 
+T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 _BUILD_TIMEOUT_S = 240.0
+_REASON_CHARS = 300
 
 
 @dataclass
@@ -65,6 +79,8 @@ class Request:
     inputs_profile: str = "compatible"
     timing: bool = True
     timeout_s: float = 300.0
+    strict_isolation: bool = False
+    """Refuse to run anything (`InfrastructureError`) where a layer is missing."""
     plan: Plan | None = None
     on_progress: Progress = lambda *_: None
     cancelled: Callable[[], bool] = lambda: False
@@ -81,33 +97,56 @@ class Judge:
         device: model of hardware that is present.
         cache: folder for build artifacts.
         hidden: folders that workers must not see (besides sol_gym's own).
+        lock_clock_mhz: hold the GPU's SM clock there until `close` (needs the right to set clocks).
+        bubblewrapped: whether the zygote runs inside bubblewrap; None does so where this process may
+            not make namespaces and bubblewrap may.
     """
 
     def __init__(
         self, device: Device, *, cache: Path, hidden: list[str] | None = None,
-        limits: Limits | None = None, plan: Plan | None = None,
+        limits: Limits | None = None, plan: Plan | None = None, lock_clock_mhz: int | None = None,
+        bubblewrapped: bool | None = None,
     ):  # fmt: skip
         self.plan = plan or Plan()
         self.limits = limits or Limits()
         if device.key == "cpu":
             self.limits = self.limits.without_cuda()
-        self.zygote = Zygote(on_gpu=device.key != "cpu")
+        self.hidden = sorted({*own_folders(), str(cache), *(hidden or ())})
+        self.scratch = make_scratch()
+        self.zygote = self._zygote(device.key != "cpu", bubblewrapped)
         try:
-            self.scratch = make_scratch()
-            self.backend = backend_for(device)
+            self.groups = Groups()
+            self.backend = backend_for(device, lock_clock_mhz)
         except BaseException:
             self.zygote.close()
+            shutil.rmtree(self.scratch, ignore_errors=True)
             raise
         self.builds = BuildCache(cache / "build")
-        self.hidden = sorted({*own_folders(), str(cache), *(hidden or ())})
+        self.trusted = calibration_problem(self.backend.kind)
+        """Problem and solution to calibrate with, and to find out whether layers are in the way."""
+        self.left_out: dict[str, str] = {}
+        """Layers that trusted code does not get through here, with the reason."""
         self._calibration: Calibration | None = None
         self.triton_seed: Path | None = None
         """Triton's driver and launcher stubs, compiled once by a trusted worker."""
+
+    def _zygote(self, on_gpu: bool, bubblewrapped: bool | None) -> Zygote:
+        """Plain where this process may make namespaces, else inside bubblewrap where that may."""
+        if bubblewrapped is None:
+            wanted = self.limits.namespaces and not bubblewrap.namespaces_allowed()
+            bubblewrapped = wanted and bubblewrap.works()
+        if not bubblewrapped:
+            return Zygote(on_gpu=on_gpu)
+        package = self.scratch / "worker"
+        shutil.copytree(WORKER_PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+        around = bubblewrap.command(self.scratch, package, self.hidden, private_folders())
+        return Zygote(on_gpu=on_gpu, around=around, layers=bubblewrap.LAYERS, package=package)
 
     def close(self) -> None:
         """End the zygote, release memory, remove the scratch folder."""
         self.zygote.close()
         self.backend.close()
+        self.groups.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     # -- calibration --------------------------------------------------------------------------
@@ -118,21 +157,69 @@ class Judge:
         return self._calibration or Calibration()
 
     def _calibrate(self) -> Calibration:
-        problem, solution = calibration_problem(self.backend.kind)
+        return Calibration.from_honest(
+            self._run_trusted(repeats=10) + self._run_trusted(repeats=10)
+        )
+
+    def _run_trusted(self, repeats: int) -> list[Measured]:
+        """Measure the trusted solution in a fresh worker; raises `TrustedCodeFailed`.
+
+        Every batch is preceded by a check of the device. If that finds fault with a trusted kernel,
+        the check is of no use on this machine and is switched off.
+        """
+        problem, solution = self.trusted
+        request = Request(
+            problem, solution, plan=replace(self.plan, repeats=repeats), timeout_s=120.0
+        )
         measured: list[Measured] = []
-        request = Request(problem, solution, plan=replace(self.plan, repeats=10), timeout_s=120.0)
 
         def keep(series: Series) -> None:
-            measured.append(series.measure(graph=self.backend.kind == "cuda", overhead_s=0.0))
+            measured.append(
+                series.measure(graph=self.backend.kind == "cuda", calibration=Calibration())
+            )
 
-        for _ in range(2):
+        try:
             outcome = self._run(request, keep)
-            if not outcome.results or any(r.status is not Status.PASSED for r in outcome.results):
-                detail = outcome.message or next(
-                    (r.message for r in outcome.results if r.message), ""
-                )
-                raise InfrastructureError(f"calibrating the judge failed: {detail} {outcome.log}")
-        return Calibration.from_honest(measured)
+        except WorkedWhileStopped:
+            self.backend.idle_check = "off: it took a trusted kernel's device for busy"
+            return self._run_trusted(repeats)
+        except NotCapturable as error:
+            raise TrustedCodeFailed(f"a trusted kernel cannot be captured: {error}") from None
+        if not outcome.results or any(r.status is not Status.PASSED for r in outcome.results):
+            detail = outcome.message or next((r.message for r in outcome.results if r.message), "")
+            last = detail.strip().rpartition("\n")[2]
+            raise TrustedCodeFailed(f"a trusted kernel failed: {last}\n{detail}\n{outcome.log}")
+        return measured
+
+    def _through_the_layers(self, work: Callable[[], T]) -> T:
+        """Do `work`. If trusted code fails in it, find the layers in its way and do it without them.
+
+        Every worker starts with trusted code, so on a machine where all is well nothing is tried
+        that would not have been done anyway.
+
+        Raises:
+            InfrastructureError: it is not because of the layers.
+        """
+        try:
+            return work()
+        except TrustedCodeFailed:
+            self._leave_out(layers_in_the_way(self._trial))
+            return work()
+
+    def _trial(self, layers: frozenset[str]) -> str | None:
+        whole = self.limits
+        self.limits = replace(whole, leave_out=whole.leave_out | layers)
+        try:
+            self._run_trusted(repeats=1)
+        except TrustedCodeFailed as error:
+            return str(error).partition("\n")[0][:_REASON_CHARS]
+        finally:
+            self.limits = whole
+        return None
+
+    def _leave_out(self, layers: dict[str, str]) -> None:
+        self.left_out |= layers
+        self.limits = replace(self.limits, leave_out=self.limits.leave_out | layers.keys())
 
     # -- evaluation ---------------------------------------------------------------------------
 
@@ -147,8 +234,8 @@ class Judge:
         """
         if request.timing and self._calibration is None:
             request.on_progress("calibrating", 0, 1)
-            self._calibration = self._calibrate()
-        return self._run(request, None)
+            self._calibration = self._through_the_layers(self._calibrate)
+        return self._through_the_layers(lambda: self._run(request, None))
 
     def _run(self, request: Request, keep: Callable[[Series], None] | None) -> Outcome:
         run = _Run(self, request, keep)
@@ -158,20 +245,37 @@ class Judge:
             run.close()
 
     def probe(self) -> dict[str, Any]:
-        """Isolation layers of a fresh worker on this machine."""
-        worker = self.spawn(self.limits, None, lambda scratch: None)
-        layers = worker.layers
-        worker.kill()
-        return layers
+        """Isolation layers of a fresh worker that has started its device."""
+        return self._through_the_layers(self._started_layers)
+
+    def _started_layers(self) -> dict[str, Any]:
+        arena = self.backend.arena()
+        worker = None
+        try:
+            worker = self.spawn(self.limits, arena.fd, lambda scratch: None)
+            self.start(worker, arena)
+            return worker.layers
+        finally:
+            if worker is not None:
+                worker.kill()
+            self.backend.release_arena(arena)
 
     def spawn(
         self, limits: Limits, arena_fd: int | None, prepare: Callable[[Path], None]
     ) -> Worker:
         """A fresh worker."""
-        return Worker.spawn(
+        worker = Worker.spawn(
             self.zygote, limits, hidden=self.hidden, environment=self.backend.environment(),
             cpus=self.backend.worker_cpus(), scratch_base=self.scratch, arena_fd=arena_fd, prepare=prepare,
+            groups=self.groups,
         )  # fmt: skip
+        for name in self.left_out.keys() & limits.leave_out:
+            worker.layers[name] = self.left_out[name]
+        return worker
+
+    def start(self, worker: Worker, arena: Any) -> None:
+        """Have a fresh worker start its device and map the arena; raises `TrustedCodeFailed`."""
+        worker.start(self.backend.kind, len(self.backend.worker_cpus()), arena.attach())
 
 
 class _Run:
@@ -186,6 +290,9 @@ class _Run:
         self.worker: Worker | None = None
         self.arena: Any = None
         self.dps = False
+        self.watch = keep is not None
+        """Whether the device is looked at before every batch."""
+        self.accused = False
         self.graph = judge.backend.kind == "cuda"
         self.library: Path | None = None
         self.binding = binding_of(request.solution)
@@ -206,15 +313,7 @@ class _Run:
             with self.outcome.stages_s.timed("build"):
                 self._build()
             self._load()
-        except (
-            FlagRefused,
-            Verdict,
-            WorkerGone,
-            wire.Timeout,
-            wire.ProtocolError,
-            KeyError,
-            TypeError,
-        ) as error:
+        except (FlagRefused, Verdict, WorkerGone, wire.Timeout, wire.ProtocolError) as error:
             refused = isinstance(error, FlagRefused)
             outcome.status, outcome.message = (
                 (Status.COMPILE_ERROR, str(error)) if refused else decide(error)
@@ -285,6 +384,7 @@ class _Run:
         with self.outcome.stages_s.timed("fork"):
             builder = judge.spawn(self._limits(), None, self._write_sources)
         try:
+            self._insist_on_layers(builder)
             reply = builder.ask(
                 {
                     "cmd": "build", "dir": str(builder.scratch), "binding": self.binding,
@@ -294,12 +394,9 @@ class _Run:
                 },
                 self._left(),
             )  # fmt: skip
-            accepted(reply)
-            path = Path(str(reply["library"]))
-            if path.parent != builder.scratch / "build":
-                raise KeyError("library")
+            name = replies.library_name(accepted(reply), str(builder.scratch / "build"))
             builder.stop()
-            self.library = judge.builds.put(key, path)
+            self.library = judge.builds.put(key, name, builder.open_file(f"build/{name}"))
         finally:
             self.outcome.log = builder.kill()
 
@@ -321,13 +418,16 @@ class _Run:
         with self.outcome.stages_s.timed("fork"):
             self.worker = judge.spawn(self._limits(), self.arena.fd, self._write_sources)
         self.outcome.isolation = self.worker.layers
+        self._insist_on_layers(self.worker)
         spec = self.solution.spec
         definition = self.problem.definition
+        with self.outcome.stages_s.timed("start"):
+            judge.start(self.worker, self.arena)
         with self.outcome.stages_s.timed("load"):
             self.request.on_progress("loading", 0, 1)
             reply = self.worker.ask(
                 {
-                    "cmd": "load", "device": judge.backend.kind, "threads": len(judge.backend.worker_cpus()),
+                    "cmd": "load", "device": judge.backend.kind,
                     "dir": str(self.worker.scratch / "src"), "entry_file": spec.entry_file,
                     "entry_function": spec.entry_function, "binding": self.binding,
                     "library": str(self.worker.scratch / self.library.name) if self.library else None,
@@ -338,10 +438,17 @@ class _Run:
             )  # fmt: skip
             if reply.get("ok") is not True and reply.get("kind") == "raised":
                 reply["kind"] = "load"
-            self.dps = bool(accepted(reply)["dps"])
-            attach = self.arena.attach()
-            if attach:
-                accepted(self.worker.ask(attach, self._left()))
+            self.dps = replies.destination_passing(accepted(reply))
+
+    def _insist_on_layers(self, worker: Worker) -> None:
+        """Under strict isolation nothing of a candidate is loaded or compiled without every layer."""
+        lacking = missing(worker.layers) if self.request.strict_isolation else {}
+        if lacking:
+            names = "; ".join(f"{name} ({reason})" for name, reason in lacking.items())
+            raise InfrastructureError(
+                f"strict isolation: this machine does not give {names}; see `sol-gym doctor`, "
+                "or evaluate without strict isolation"
+            )
 
     def _end_worker(self) -> None:
         if self.worker is not None:
@@ -367,6 +474,10 @@ class _Run:
             elif timing:
                 measured, series = self._measure(series, workload, index, reference)
                 comparison = series.comparison
+                if self.judge.backend.idle_check is not True:
+                    measured.marks.append(
+                        f"no check that the GPU is idle ({self.judge.backend.idle_check})"
+                    )
                 record = timing_from(
                     measured, self.judge.calibration, self.plan, self.judge.backend.batch_s
                 )
@@ -409,17 +520,41 @@ class _Run:
         return Series(
             backend, self.arena, self.worker, self.problem, workload, reference, maker, self.plan,
             self.deadline, self.dps, self.outcome.stages_s,
-            self.strict.turn(index) if self.strict else None,
+            strict=self.strict.turn(index) if self.strict else None, watch=self.watch,
         )  # fmt: skip
 
     def _measure(
         self, series: Series, workload: Workload, index: int, reference: Reference
     ) -> tuple[Measured, Series]:
-        overhead = self.judge.calibration.overhead_s
-        if not self.graph:
-            return series.measure(graph=False, overhead_s=overhead), series
+        """Measured, in a fresh worker if the device was not idle before a batch; returns whose series
+        it is in the end. Twice in one evaluation is a verdict."""
         try:
-            return series.measure(graph=True, overhead_s=overhead), series
+            return self._measure_once(series, workload, index, reference)
+        except WorkedWhileStopped as error:
+            if self.accused:
+                raise Verdict(Status.REWARD_HACK, str(error)) from None
+        series.unmap()
+        self.accused = self.watch = True
+        self._end_worker()
+        self._load()
+        again = self._series(workload, index, reference)
+        try:
+            again.check()
+            measured, again = self._measure(again, workload, index, reference)
+        except BaseException:
+            again.unmap()
+            raise
+        measured.marks.append("the GPU was busy while inputs were written; measured again")
+        return measured, again
+
+    def _measure_once(
+        self, series: Series, workload: Workload, index: int, reference: Reference
+    ) -> tuple[Measured, Series]:
+        calibration = self.judge.calibration
+        if not self.graph:
+            return series.measure(graph=False, calibration=calibration), series
+        try:
+            return series.measure(graph=True, calibration=calibration), series
         except NotCapturable as error:
             reason = f"not captured in a CUDA graph: {error}"
         except Verdict as verdict:
@@ -434,14 +569,14 @@ class _Run:
         self._load()
         again = self._series(workload, index, reference)
         again.check()
-        measured = again.measure(graph=False, overhead_s=overhead)
+        measured = again.measure(graph=False, calibration=calibration)
         measured.marks.append(reason)
         return measured, again
 
     def _take_triton_seed(self) -> None:
         """Keep what Triton compiled for the trusted kernel: every worker would compile it again."""
         assert self.worker is not None
-        compiled = self.worker.scratch / "cache" / "triton"
+        compiled = Path(f"/proc/self/fd/{self.worker.scratch_fd}/cache/triton")
         if self.judge.triton_seed is None and compiled.is_dir():
             self.judge.triton_seed = self.judge.scratch / "triton-seed"
             shutil.copytree(compiled, self.judge.triton_seed)

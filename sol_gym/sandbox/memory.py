@@ -18,13 +18,14 @@ import torch
 
 from ..errors import InfrastructureError
 from ..problem import Problem, TensorArg, Workload
-from .worker import cuda
+from .worker import cuda, wire
 
 _LARGE, _LARGE_ALIGN, _SMALL_ALIGN = 1 << 20, 2 << 20, 4096
 _TAIL = 256
 _GROWTH_PERCENT = 125
 _NAN_BYTE = 0xFF
 """Repeated, it is NaN in every float format used here (E2M1 has none and gets a random byte)."""
+_BAD_HANDLE = {cuda.INVALID_VALUE, cuda.INVALID_CONTEXT, cuda.MAP_FAILED, cuda.INVALID_HANDLE}
 _FLOATS_WITH_NAN = {"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
 
@@ -184,6 +185,7 @@ class DeviceArena:
         """What a fresh worker must be told to map the arena as it is."""
         if not self._pointer:
             return None
+        torch.cuda.synchronize()  # Scrubbing must be over before anybody can look.
         return {"cmd": "arena", "handle": self._handle, "bytes": self.bytes.numel()}
 
     def scrub(self) -> None:
@@ -207,24 +209,29 @@ class DeviceArena:
 class MappedOutputs:
     """Outputs that lie in the worker's device memory, mapped into the judge."""
 
-    def __init__(self, reply: dict[str, Any], slots: list[Slot]):
+    def __init__(
+        self, handles: dict[int, bytes], places: list[list[tuple[int, int]]], slots: list[Slot]
+    ):
+        """As `replies.captured` gives them; raises `wire.ProtocolError` if that is the handles' fault."""
         self._segments: dict[int, int] = {}
         self._views: list[list[torch.Tensor]] = []
         try:
-            for base, handle in reply["segments"].items():
-                self._segments[int(base)] = cuda.open_handle(bytes.fromhex(handle))
-            for row in reply["outputs"]:
+            for base, handle in handles.items():
+                self._segments[base] = cuda.open_handle(handle)
+            for row in places:
                 views = []
                 for (base, offset), slot in zip(row, slots, strict=True):
                     # The size is asked of the driver, not of the worker.
                     _, size = cuda.address_range(self._segments[base])
-                    if not 0 <= offset <= size - slot.nbytes:
-                        raise ValueError("an output lies outside its allocation")
+                    if offset > size - slot.nbytes:
+                        raise wire.ProtocolError("an output lies outside its allocation")
                     views.append(cuda.as_bytes(self._segments[base] + offset, slot.nbytes))
                 self._views.append(views)
-        except cuda.CudaError as error:  # The handles are the worker's word.
+        except cuda.CudaError as error:
             self.close()
-            raise ValueError(f"outputs cannot be mapped: {error}") from None
+            # The handles are the worker's word; a device out of memory or in disorder is not.
+            kind = wire.ProtocolError if error.code in _BAD_HANDLE else InfrastructureError
+            raise kind(f"outputs cannot be mapped: {error}") from None
         except BaseException:
             self.close()
             raise

@@ -7,11 +7,13 @@ no process and closes every descriptor.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -22,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InfrastructureError
+from .cgroup import Group, Groups
+from .fallback import SUSPECTS
 from .worker import wire
-from .worker.isolation import descendants
+from .worker.isolation import descendants, private_folders
 
-_WORKER_PACKAGE = Path(__file__).parent / "worker"
+WORKER_PACKAGE = Path(__file__).parent / "worker"
 _BOOT = """
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location(
@@ -36,15 +40,37 @@ spec.loader.exec_module(package)
 from _sol_gym_worker import zygote
 zygote.main(int(sys.argv[2]), sys.argv[3].split(","))
 """
-_KEPT_VARIABLES = (
-    "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "LANG", "LC_ALL",
+KEPT_VARIABLES = (
+    "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUTLASS_DIR", "CUDA_VISIBLE_DEVICES", "LANG", "LC_ALL",
     "CC", "CXX", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE",
 )  # fmt: skip
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
+_DEVICE_TIMEOUT_S = 60.0
 _LOG_BYTES = 8192
 _SCRATCH = "sol_gym-judge-"
 _GIB = 1 << 30
+_HALTED = "TtZX?"
+_SYS_OPENAT2 = 437
+_BENEATH = 0x08 | 0x04 | 0x01
+"""RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV."""
+
+
+def _tasks() -> int:
+    return max(1024, 32 * (os.cpu_count() or 1))
+
+
+_OPTIONAL_LAYERS = frozenset({*SUSPECTS, "cgroup", "other_user"})
+
+
+def _left_out() -> frozenset[str]:
+    names = frozenset(filter(None, os.environ.get("SOL_GYM_LEAVE_OUT", "").split(",")))
+    if unknown := names - _OPTIONAL_LAYERS:
+        raise InfrastructureError(
+            f"SOL_GYM_LEAVE_OUT names {', '.join(sorted(unknown))}; "
+            f"expected some of {', '.join(sorted(_OPTIONAL_LAYERS))}"
+        )
+    return names
 
 
 @dataclass(frozen=True)
@@ -53,12 +79,20 @@ class Limits:
 
     wall_s: float = 300.0
     memory_bytes: int = 16 * _GIB
+    """Private memory of all its processes together; files in memory have limits of their own."""
     address_space_bytes: int | None = None
     file_bytes: int = 4 * _GIB
     open_files: int = 4096
     shm_bytes: int = 2 * _GIB
+    scratch_bytes: int = 2 * _GIB
+    """Size of the scratch folder, which lies in memory."""
+    tasks: int = field(default_factory=_tasks)
+    """Processes and threads together."""
     namespaces: bool = True
     """Whether to use namespaces where the machine allows them (tests switch them off)."""
+    leave_out: frozenset[str] = field(default_factory=_left_out)
+    """Layers not to use, of `_OPTIONAL_LAYERS`. For tests and `doctor`, which try what the others
+    hold alone, and for a machine whose driver stumbles over one (`SOL_GYM_LEAVE_OUT`)."""
 
     def without_cuda(self) -> Limits:
         """With a limit of the address space too, which CUDA reserves by the terabyte."""
@@ -67,12 +101,45 @@ class Limits:
         return replace(self, address_space_bytes=4 * self.memory_bytes + (8 << 30))
 
 
-class Zygote:
-    """A warm interpreter that forks workers."""
+DEFAULT_WORKER_UID = 65533
+"""The user that workers of a judge that runs as root become on the CPU. It must own nothing."""
 
-    def __init__(self, *, on_gpu: bool):
+
+def worker_uid(*, on_gpu: bool) -> int | None:
+    """The user to run workers as: `SOL_GYM_WORKER_UID`, else a default on the CPU.
+
+    On a GPU the driver shares memory between processes of one user; whether it does so between
+    users depends on it, so nothing is changed there unasked.
+    """
+    asked = os.environ.get("SOL_GYM_WORKER_UID")
+    if asked:
+        try:
+            return int(asked) or None
+        except ValueError:
+            raise InfrastructureError(
+                f"SOL_GYM_WORKER_UID is {asked!r}, expected the number of a user, or 0 for the judge's own"
+            ) from None
+    return None if on_gpu else DEFAULT_WORKER_UID
+
+
+class Zygote:
+    """A warm interpreter that forks workers.
+
+    Args:
+        on_gpu: whether workers use CUDA.
+        around: a command to run it with (see `bubblewrap`), and the layers that this gives.
+        package: where the worker's code lies.
+    """
+
+    def __init__(
+        self, *, on_gpu: bool, around: list[str] | None = None, layers: dict[str, Any] | None = None,
+        package: Path = WORKER_PACKAGE,
+    ):  # fmt: skip
+        self.on_gpu = on_gpu
+        self.layers = layers or {}
+        self.private = private_folders()
         ours, theirs = socket.socketpair()
-        environment = {k: os.environ[k] for k in _KEPT_VARIABLES if k in os.environ}
+        environment = {k: os.environ[k] for k in KEPT_VARIABLES if k in os.environ}
         warm = [
             "numpy",
             "torch",
@@ -91,12 +158,13 @@ class Zygote:
             environment["TRITON_INTERPRET"] = "1"
         self._process = subprocess.Popen(
             [
+                *(around or ()),
                 sys.executable,
                 "-I",
                 "-u",
                 "-c",
                 _BOOT,
-                str(_WORKER_PACKAGE),
+                str(package),
                 str(theirs.fileno()),
                 ",".join(warm),
             ],
@@ -159,6 +227,10 @@ class Exit:
         return f"the worker exited with code {self.code}"
 
 
+class TrustedCodeFailed(InfrastructureError):
+    """Something of ours failed in a worker: the machine's fault, or a layer's, and no solution's."""
+
+
 class WorkerGone(Exception):
     """The worker ended while the judge was waiting for it."""
 
@@ -181,6 +253,9 @@ class Worker:
     """Pid of the worker's outermost untrusted process, as the judge sees it."""
     layers: dict[str, Any] = field(default_factory=dict)
     exit: Exit | None = None
+    scratch_fd: int = -1
+    """The scratch folder as the worker sees it: a file system of its own that no path leads to."""
+    group: Group | None = None
     _log: bytearray = field(default_factory=bytearray)
     _log_thread: threading.Thread | None = None
     _tree: list[int] = field(default_factory=list)
@@ -189,16 +264,20 @@ class Worker:
     def spawn(
         cls, zygote: Zygote, limits: Limits, *, hidden: list[str], environment: dict[str, str],
         cpus: list[int], scratch_base: Path, arena_fd: int | None = None, prepare: Any = None,
+        groups: Groups | None = None, shown: list[str] | None = None,
     ) -> Worker:  # fmt: skip
         """Fork a worker and wait for its greeting.
 
         `prepare(scratch)` puts files into the new scratch folder before anything runs there.
+        `shown` are folders that it may read although they lie in a private one.
         """
         scratch = Path(tempfile.mkdtemp(prefix="eval-", dir=scratch_base))
         try:
             if prepare:
                 prepare(scratch)
-            return cls._spawn(zygote, limits, hidden, environment, cpus, scratch, arena_fd)
+            return cls._spawn(
+                zygote, limits, hidden, environment, cpus, scratch, arena_fd, groups, shown or []
+            )  # fmt: skip
         except BaseException:
             remove_tree(scratch)
             raise
@@ -206,7 +285,7 @@ class Worker:
     @classmethod
     def _spawn(
         cls, zygote: Zygote, limits: Limits, hidden: list[str], environment: dict[str, str],
-        cpus: list[int], scratch: Path, arena_fd: int | None,
+        cpus: list[int], scratch: Path, arena_fd: int | None, groups: Groups | None, shown: list[str],
     ) -> Worker:  # fmt: skip
         control, control_theirs = socket.socketpair()
         status, status_theirs = socket.socketpair()
@@ -215,13 +294,34 @@ class Worker:
         fds = [control_theirs.fileno(), status_theirs.fileno(), log_write, page_fd]
         if arena_fd is not None:
             fds.append(arena_fd)
-        rlimits = {"FSIZE": limits.file_bytes, "NOFILE": limits.open_files}
+        rlimits = {
+            "FSIZE": limits.file_bytes, "NOFILE": limits.open_files,
+            "CPU": int(limits.wall_s * max(1, len(cpus))) + 10,
+        }  # fmt: skip
         if limits.address_space_bytes:
             rlimits["AS"] = limits.address_space_bytes
+        group = None
+        note = "left out"
+        if groups is not None and "cgroup" not in limits.leave_out:
+            everything = limits.memory_bytes + limits.shm_bytes + limits.scratch_bytes
+            group = groups.make(scratch.name, everything, limits.tasks)
+            note = groups.note
         request = {
-            "namespaces": limits.namespaces,
+            "namespaces": limits.namespaces and not zygote.layers,
+            "layers": zygote.layers,
+            "leave_out": sorted(limits.leave_out),
+            "on_gpu": zygote.on_gpu,
+            "uid": None
+            if zygote.layers or "other_user" in limits.leave_out
+            else worker_uid(on_gpu=zygote.on_gpu),
+            "cgroup": str(group.path) if group else None,
+            "cgroup_note": note,
             "scratch": str(scratch),
+            "scratch_bytes": limits.scratch_bytes,
+            "tasks": limits.tasks,
             "hidden": hidden,
+            "private": zygote.private,
+            "shown": shown,
             "shm_bytes": limits.shm_bytes,
             "wall_s": limits.wall_s,
             "memory_bytes": limits.memory_bytes,
@@ -232,7 +332,7 @@ class Worker:
         worker = None
         try:
             supervisor = zygote.fork(request, fds)
-            worker = cls(control, status, page, scratch, supervisor, cpus)
+            worker = cls(control, status, page, scratch, supervisor, cpus, group=group)
         finally:
             control_theirs.close()
             status_theirs.close()
@@ -243,18 +343,45 @@ class Worker:
                 status.close()
                 os.close(log_read)
                 page.close()
+                if group:
+                    group.remove()
         worker._log_thread = threading.Thread(target=worker._drain, args=(log_read,), daemon=True)
         worker._log_thread.start()
         try:
             worker.root = int(wire.receive(status, _FORK_TIMEOUT_S)["pid"])
+            worker.scratch_fd = _receive_fd(status)
             hello = wire.receive(control, _FORK_TIMEOUT_S)
             worker.layers = hello.get("layers", {})
         except (wire.Closed, wire.Timeout, wire.ProtocolError) as error:
             log = worker.kill()
-            raise InfrastructureError(
+            raise TrustedCodeFailed(
                 f"a worker did not start: {type(error).__name__} {error} {log}"
             ) from None
         return worker
+
+    def start(self, device: str, threads: int, arena: dict[str, Any] | None) -> None:
+        """Have it get its device ready and map the arena, before anything of a candidate is in it.
+
+        Args:
+            device: "cpu" or "cuda".
+            threads: for operations on the CPU.
+            arena: what `attach` of the arena says.
+
+        Raises:
+            TrustedCodeFailed: it cannot. WorkerGone: its wall time is over.
+        """
+        message = {"cmd": "start", "device": device, "threads": threads, "arena": arena}
+        try:
+            reply = self.ask(message, _DEVICE_TIMEOUT_S)
+        except WorkerGone as gone:
+            if gone.exit.reason.startswith("wall time"):
+                raise
+            raise TrustedCodeFailed(f"{device} did not start: {gone}") from None
+        except (wire.Timeout, wire.ProtocolError) as error:
+            fault = f"{type(error).__name__} {error}"
+            raise TrustedCodeFailed(f"{device} did not start in a worker: {fault}") from None
+        if reply.get("ok") is not True:
+            raise TrustedCodeFailed(f"{device} did not start in a worker: {reply.get('message')}")
 
     # -- talking ------------------------------------------------------------------------------
 
@@ -297,6 +424,23 @@ class Worker:
                     return clock()
                 raise WorkerGone(self.wait_exit(5.0))
 
+    # -- files --------------------------------------------------------------------------------
+
+    def open_file(self, path: str) -> int:
+        """Descriptor of a regular file in the scratch folder, whatever the worker has put there.
+
+        Raises:
+            wire.ProtocolError: there is none of that name, or links or other folders are on the way.
+        """
+        try:
+            descriptor = open_beneath(self.scratch_fd, path)
+        except OSError as error:
+            raise wire.ProtocolError(f"{path}: {error.strerror}") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise wire.ProtocolError(f"{path} is not a regular file")
+        return descriptor
+
     # -- life and death -----------------------------------------------------------------------
 
     def ended(self) -> bool:
@@ -308,7 +452,10 @@ class Worker:
         if self.exit is None:
             try:
                 message = wire.receive(self.status, timeout_s)
-                self.exit = Exit(int(message.get("code", 1)), str(message.get("reason", "")))
+                reason = str(message.get("reason", ""))
+                if not reason and self.group and self.group.out_of_memory():
+                    reason = "memory limit of its control group"
+                self.exit = Exit(int(message.get("code", 1)), reason)
             except (wire.Closed, wire.Timeout, wire.ProtocolError):
                 self.exit = Exit(1, "its supervisor vanished or it closed its channel")
         return self.exit
@@ -327,7 +474,7 @@ class Worker:
         self._tree = tree
         # SIGSTOP takes effect at the next return to user space: wait until it has.
         deadline = time.monotonic() + 1.0
-        while any(_state(pid) not in "TtZX?" for pid in tree) and time.monotonic() < deadline:
+        while not all(_halted(pid) for pid in tree) and time.monotonic() < deadline:
             time.sleep(0.0001)
 
     def resume(self) -> None:
@@ -348,6 +495,11 @@ class Worker:
             self._log_thread.join(2.0)
         with contextlib.suppress(BufferError):
             self.page.close()
+        if self.scratch_fd >= 0:
+            os.close(self.scratch_fd)
+            self.scratch_fd = -1
+        if self.group:
+            self.group.remove()
         remove_tree(self.scratch)
         return self._log.decode(errors="replace")
 
@@ -365,6 +517,29 @@ class Worker:
                 cut = total - len(head) - len(tail)
                 note = f"\n... {cut} bytes left out ...\n".encode() if cut else b""
                 self._log = head + note + tail
+
+
+def open_beneath(folder: int, path: str) -> int:
+    """Open a file for reading below a folder, following no link and leaving it nowhere (openat2)."""
+    how = (ctypes.c_uint64 * 3)(os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, 0, _BENEATH)
+    libc = ctypes.CDLL(None, use_errno=True)
+    found = libc.syscall(_SYS_OPENAT2, folder, path.encode(), how, ctypes.sizeof(how))
+    if found < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(found)
+
+
+def _receive_fd(sock: socket.socket) -> int:
+    """The descriptor that a new worker sends when its mounts are arranged."""
+    sock.settimeout(_FORK_TIMEOUT_S)
+    try:
+        _, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
+    except TimeoutError:
+        raise wire.Timeout from None
+    if not descriptors:
+        raise wire.Closed("it ended while its mounts were arranged")
+    return descriptors[0]
 
 
 def remove_tree(path: Path) -> None:
@@ -385,9 +560,21 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _state(pid: int) -> str:
+def _halted(pid: int) -> bool:
+    """Whether a process is stopped or gone. One whose first thread has left looks gone and may run on."""
+    state = _state(f"/proc/{pid}/stat")
+    if state != "Z":
+        return state in _HALTED
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True
+    return all(_state(f"/proc/{pid}/task/{thread}/stat") in _HALTED for thread in threads)
+
+
+def _state(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
             return chr(file.read().rsplit(b")", 1)[1].split()[0][0])
     except (OSError, IndexError):
         return "?"
@@ -396,7 +583,9 @@ def _state(pid: int) -> str:
 def make_scratch() -> Path:
     """A folder for workers' scratch folders; those that killed processes left behind are removed."""
     remove_abandoned_scratch()
-    return Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")).resolve()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")).resolve()
+    folder.chmod(0o711)  # Workers may be another user; each folder in it is private.
+    return folder
 
 
 def remove_abandoned_scratch() -> None:

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from ..errors import InfrastructureError
 from ..evaluation import Status
 from ..inputs import InputMaker
 from ..problem import CustomInput, Problem, Workload
+from . import replies
 from .backend import Backend
 from .correctness import HARD_CAP, Comparison
 from .memory import Layout, MappedOutputs, Poison, slot_bytes
@@ -27,7 +29,7 @@ from .process import Worker, WorkerGone
 from .reference import InvalidReference, Reference
 from .schedule import Turn
 from .stages import Stages
-from .timing import Measured, Plan, sets_for
+from .timing import Calibration, Measured, Plan, SingleRound, sets_for, singles_would_count
 from .worker import wire
 
 _SNAPSHOT_BYTES = 2048
@@ -35,7 +37,9 @@ _FIRST_SETS = 16
 _SLOW_CALL_S = 0.5
 """Calls this long (interpreted Triton on a CPU) are repeated twice only."""
 _SLOW_REFERENCE_S = 0.02
-_CUSTOM_FILL_BUDGET_S = 0.1
+_CUSTOM_FILL_BUDGET_S = 0.04
+_IDLE_CHECK_SHARE, _TEARDOWN_S = 0.15, 5.0
+"""How often, unforeseeably, the device is checked to be idle before a batch (6 ms each)."""
 _random = secrets.SystemRandom()
 
 
@@ -53,6 +57,10 @@ class NotCapturable(Exception):
 
 class OutOfMemory(NotCapturable):
     """The captured calls do not fit into device memory together; fewer may."""
+
+
+class WorkedWhileStopped(Exception):
+    """The device was busy while the worker was stopped, and came to rest when the worker was killed."""
 
 
 def accepted(reply: dict[str, Any]) -> dict[str, Any]:
@@ -78,17 +86,20 @@ class Private:
 
 
 class Series:
-    """Runs one workload of one solution in one worker."""
+    """Runs one workload of one solution in one worker.
+
+    With `watch` the device is checked to be idle before every batch, not before some.
+    """
 
     def __init__(
         self, backend: Backend, arena: Any, worker: Worker, problem: Problem, workload: Workload,
         reference: Reference, maker: InputMaker, plan: Plan, deadline: float, dps: bool,
-        stages: Stages, strict: Turn | None = None,
+        stages: Stages, *, strict: Turn | None = None, watch: bool = False,
     ):  # fmt: skip
         self.backend, self.arena, self.worker = backend, arena, worker
         self.problem, self.workload, self.reference = problem, workload, reference
         self.maker, self.plan, self.deadline, self.dps = maker, plan, deadline, dps
-        self.stages, self.strict = stages, strict
+        self.stages, self.strict, self.watch = stages, strict, watch
         self.poison = Poison()
         # Where a selection decides, an element may honestly be anything.
         capped = strict is not None and not (problem.pack and problem.pack.selects)
@@ -312,7 +323,7 @@ class Series:
         privates = [self._private(i) for i in range(len(kinds))]
         self.backend.synchronize()
         reply = self._ask({"cmd": "call", "sets": list(range(len(kinds)))})
-        self.call_s = min(float(s) for s in reply["seconds"][: len(kinds)])
+        self.call_s = min(replies.seconds_list(reply, len(kinds)))
         for index, kind in enumerate(kinds):
             if kind is None:
                 self._verify(index, privates[index])
@@ -348,41 +359,43 @@ class Series:
 
     # -- timing -------------------------------------------------------------------------------
 
-    def measure(self, *, graph: bool, overhead_s: float) -> Measured:
+    def measure(self, *, graph: bool, calibration: Calibration) -> Measured:
         """Timed batches and single requests.
 
         Raises:
             Verdict: an output of a batch is wrong, or the protocol was broken.
             NotCapturable: a graph was wanted and the solution cannot be captured.
+            WorkedWhileStopped: the worker is dead; was it to blame?
         """
         self._mode = "graph" if graph else "eager"
         most = self._most_sets()
         with self.stages.timed("capture"):
-            per_call = self._settle_sets(most, overhead_s)
+            per_call = self._settle_sets(most, calibration)
         measured = Measured(n_sets=self.used, mode=self._mode_name())
         with self.stages.timed("batches"):
             slow = per_call >= _SLOW_CALL_S
             self._repeat(measured, min(2, self.plan.repeats) if slow else self.plan.repeats)
         with self.stages.timed("singles"):
             if per_call < self.plan.single_below_s and most > 1:
-                self._singles(measured, per_call, most)
+                self._singles(measured, per_call, most, calibration)
             self.unmap()
             self._ask({"cmd": "release"})
         return measured
 
-    def _settle_sets(self, most: int, overhead_s: float) -> float:
+    def _settle_sets(self, most: int, calibration: Calibration) -> float:
         """Prepare a batch that is long enough, of at most `most` sets; returns seconds per call.
 
         A first batch is small and tells how long a call takes, which eager calls do not. Its last
         batch is not counted: it warms up, and is verified like the others.
         """
-        n = min(_FIRST_SETS, sets_for(self.call_s, self.backend.batch_s, most))
+        batch_s = calibration.batch_s(self.backend.batch_s)
+        n = min(_FIRST_SETS, sets_for(self.call_s, batch_s, most))
         while True:
             self._use(n)
             self._prepare("prepare", self._mode, n)
             judge, own = self._batch()
-            per_call = max(judge - overhead_s, own, 0.0) / n
-            wanted = sets_for(per_call, self.backend.batch_s, most)
+            per_call = max(judge - calibration.overhead_of(judge), own) / n
+            wanted = sets_for(per_call, batch_s, most)
             if wanted <= 1.3 * n or n > _FIRST_SETS:
                 return per_call
             n = wanted
@@ -421,10 +434,9 @@ class Series:
                 accepted(reply)
             kind = OutOfMemory if reply.get("kind") == "memory" else NotCapturable
             raise kind(str(reply.get("message")).split("\n")[0][:200])
-        if reply["outputs"]:
-            if len(reply["outputs"]) != n:
-                raise ValueError(f"{len(reply['outputs'])} calls captured, expected {n}")
-            self.mapped = MappedOutputs(reply, list(self.layout.outputs.values()))
+        if reply.get("outputs"):
+            slots = list(self.layout.outputs.values())
+            self.mapped = MappedOutputs(*replies.captured(reply, n, len(slots)), slots)
 
     def unmap(self) -> None:
         """Let go of all of the worker's memory."""
@@ -463,6 +475,22 @@ class Series:
         else:
             self._fill()
         self._poison_outputs()
+        if (self.watch or _random.random() < _IDLE_CHECK_SHARE) and self.backend.busy():
+            self._accuse()
+
+    def _accuse(self) -> None:
+        """The device works although the worker is stopped: whose work is it?
+
+        Its author's only if it ends with the worker, and if a fresh worker shows the same: others
+        on the device may have paused, and a slow device may have recovered, at just that moment.
+        """
+        self.worker.kill()
+        if not self.backend.idle_again(_TEARDOWN_S):
+            raise InfrastructureError(
+                "another process is working on the GPU, or the GPU has become much slower; "
+                "measurements need it for themselves (SOL_GYM_IDLE_CHECK=0 measures all the same)"
+            )
+        raise WorkedWhileStopped("the solution's work ran on the GPU while its inputs were written")
 
     def _batch(self) -> tuple[float, float]:
         """One timed batch: seconds by the judge's clock and by the worker's."""
@@ -492,9 +520,7 @@ class Series:
         self.backend.synchronize()
         judge_s = (time.perf_counter_ns() - begin) / 1e9
 
-        own_s = float(accepted(self.worker.receive(self._left()))["seconds"])
-        if not 0 <= own_s < 1e4:
-            raise ValueError(f"a batch of {own_s} s was reported")
+        own_s = replies.seconds(accepted(self.worker.receive(self._left())))
         for index in chosen:
             self._verify(index, privates[index])
         for row, sample in zip(snapshots, taken, strict=True):
@@ -546,10 +572,25 @@ class Series:
                 continue
         return sets
 
-    def _singles(self, measured: Measured, per_call: float, most: int) -> None:
-        """Ask for sets one by one in a secret order; sets never asked for must stay poisoned."""
-        pool = self._prepare_singles(min(most, 2 * self.plan.asks(per_call, most)))
-        asks = pool // 2
+    def _singles(
+        self, measured: Measured, per_call: float, most: int, calibration: Calibration
+    ) -> None:
+        """Ask for sets one by one; if that would count against the batch, ask again to be sure."""
+        pool, asks = self.plan.singles(per_call, most)
+        pool = self._prepare_singles(pool)
+        while True:
+            # How many are asked for is not to be foreseen, so nobody knows which one is the last.
+            fewer = min(asks, pool // 2)
+            fewer -= _random.randrange(1 + fewer // 4)
+            measured.rounds.append(self._single_round(pool, fewer))
+            enough = len(measured.rounds) >= self.plan.single_rounds
+            if enough or not singles_would_count(measured, calibration, self.plan):
+                return
+            if self.varying:
+                pool = self._prepare_singles(pool)
+
+    def _single_round(self, pool: int, asks: int) -> SingleRound:
+        """Ask for `asks` sets in a secret order; sets never asked for must stay poisoned."""
         words, worker = self.worker.page.words, self.worker
         words[wire.ASK] = words[wire.ANSWER] = 0
         self._ask({"cmd": "singles"})
@@ -563,21 +604,34 @@ class Series:
             else [_random.choice(order)]
         )
         privates = {index: self._private(index) for index in chosen}
+        (snapshot,) = self._snapshot_plan(order[-1:])
         self.backend.flush()
         self.backend.synchronize()
         worker.resume()
 
         clock, sleep_s = time.perf_counter_ns, self.backend.poll_sleep_s
+        answers_s, end = [], 0
         for number, index in enumerate(order, 1):
             request = number << 20 | index
             begin = clock()
             words[wire.ASK] = request
             end = worker.wait_word(wire.ANSWER, request, self._left(), sleep_s=sleep_s)
-            measured.singles_s.append((end - begin) / 1e9)
+            answers_s.append((end - begin) / 1e9)
+        # Whatever was put off until after its answer is done, or missing, when the sample arrives.
+        taken = [raw[where] for raw, where in snapshot]
+        self.backend.synchronize()
+        tail_s = (clock() - end) / 1e9
         words[wire.ASK] = (asks + 1) << 20 | wire.ASK_STOP
         accepted(worker.receive(self._left()))
         for index, private in privates.items():
             self._verify(index, private)
+        if not all(
+            torch.equal(raw[where], t) for (raw, where), t in zip(snapshot, taken, strict=True)
+        ):
+            raise Verdict(
+                Status.REWARD_HACK,
+                "outputs changed after the answer to a single request: it came before the work",
+            )
         for index in _random.sample(idle, min(3, len(idle))):
             for slot, raw in zip(
                 self.layout.outputs.values(), self._raw_outputs(index), strict=True
@@ -587,6 +641,7 @@ class Series:
                         Status.REWARD_HACK,
                         "an output was written that nobody had asked for: calls are worked off ahead of time",
                     )
+        return SingleRound(answers_s, tail_s)
 
 
 def decide(error: Exception) -> tuple[Status, str]:
@@ -602,6 +657,6 @@ def decide(error: Exception) -> tuple[Status, str]:
         return Status.TIMEOUT if timeout else Status.RUNTIME_ERROR, str(error)
     if isinstance(error, wire.Timeout):
         return Status.TIMEOUT, "no answer within the time limit"
-    if isinstance(error, wire.ProtocolError | KeyError | TypeError | ValueError | IndexError):
-        return Status.REWARD_HACK, f"the worker broke the protocol: {type(error).__name__}: {error}"
+    if isinstance(error, wire.ProtocolError):
+        return Status.REWARD_HACK, f"the worker broke the protocol: {error}"
     raise error

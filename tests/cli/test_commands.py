@@ -88,6 +88,49 @@ def test_problems_are_listed_shown_and_checked(folder):
     assert "2 problems checked, 0 with faults" in checked.stdout
 
 
+def test_problems_are_filtered_by_what_they_are_and_by_what_fits():
+    def listed(*options):
+        return json.loads(sol_gym("problems", "list", "--json", *options).stdout)
+
+    norms = listed("--subset", "L1", "--family", "norm", "--direction", "forward")
+    assert "L1/069_rms_norm" in norms and len(norms) < 20
+    small = listed("--subset", "L1", "--fits", "2GB")
+    assert "L1/069_rms_norm" in small
+    assert "L1/018_fused_rope_with_qk_norm_and_kv_cache_update" not in small
+    assert set(small) < set(listed("--subset", "L1", "--fits", "h200"))
+    failed = sol_gym("problems", "list", "--fits", "24 parsecs")
+    assert failed.returncode == 2 and "24 parsecs" in failed.stderr
+
+
+def test_a_card_shows_what_to_compute_and_the_times_to_beat():
+    shown = sol_gym("problems", "show", "L1/018", "--profile", "smoke", "--no-bounds")
+    assert shown.returncode == 0, shown.stderr
+    for text in ("key_cache_out", "overwrites key_cache", "smoke workloads"):
+        assert text in shown.stdout
+    card = json.loads(sol_gym("problems", "show", "L1/069", "--json").stdout)
+    first = card["workloads"][0]
+    assert (first["axes"], first["input_bytes"]) == ({"batch_size": 1, "seq_len": 8192}, 268451840)
+    assert first["read_bytes"] == 268451840 and first["written_bytes"] == 134217728
+    assert first["published_t_sol_ms"] == pytest.approx(first["t_sol_ms"], rel=0.1)
+    assert first["t_b_ms"] == pytest.approx(0.0710, rel=0.01)
+    assert first["needed_bytes"] > first["input_bytes"] + 2 * first["output_bytes"]
+    assert card["title"] and "hidden_states" in {tensor["name"] for tensor in card["inputs"]}
+
+
+def test_showing_a_folder_does_not_run_its_code(folder, tmp_path):
+    trace = tmp_path / "ran"
+    reference = folder / "reference.py"
+    reference.write_text(f"open({str(trace)!r}, 'w')\n" + reference.read_text())
+    definition = json.loads((folder / "definition.json").read_text())
+    definition.pop("reference", None)
+    (folder / "definition.json").write_text(json.dumps(definition))
+    shown = sol_gym("problems", "show", str(folder), "--reference")
+    assert shown.returncode == 0, shown.stderr
+    assert "open(" in shown.stdout and not trace.exists()
+    assert sol_gym("problems", "show", str(folder), "--bounds").returncode == 0
+    assert trace.exists()
+
+
 def test_check_finds_a_reference_that_lies_about_its_output(folder):
     reference = folder / "reference.py"
     definition = json.loads((folder / "definition.json").read_text())
@@ -98,10 +141,31 @@ def test_check_finds_a_reference_that_lies_about_its_output(folder):
     assert "float32" in checked.stdout
 
 
-def test_doctor_names_device_and_layers():
-    facts = json.loads(sol_gym("doctor", "--device", "cpu", "--json").stdout)
+def test_doctor_attacks_the_sandbox_and_its_exit_code_says_whether_it_held():
+    done = sol_gym("doctor", "--device", "cpu", "--json")
+    facts = json.loads(done.stdout)
     assert facts["device"]["key"] == "cpu"
-    assert "pid_ns" in facts["isolation"]
+    assert facts["isolation"]["no_new_privs"] is True
+    broken = [finding for finding in facts["attempts"] if not finding["held"]]
+    assert done.returncode == (1 if broken or facts["missing"] else 0)
+    if not facts["missing"]:
+        assert broken == []
+
+
+def test_strict_isolation_is_a_flag_and_refuses_where_a_layer_is_left_out(
+    folder, tmp_path, monkeypatch
+):
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text(RMSNORM)
+    runtime = tmp_path / "run"  # A judge of its own, with a layer less.
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("SOL_GYM_RUNTIME", str(runtime))
+    monkeypatch.setenv("SOL_GYM_LEAVE_OUT", "seccomp")
+    arguments = ("eval", str(folder), str(kernel), "--device", "cpu", "--no-timing")
+    refused = sol_gym(*arguments, "--strict-isolation")
+    assert refused.returncode == 2
+    assert "seccomp (left out)" in refused.stderr
+    assert sol_gym(*arguments).returncode == 0
 
 
 def test_calibrate_prints_the_figures():

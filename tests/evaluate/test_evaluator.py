@@ -116,6 +116,21 @@ def test_unknown_problems_are_named(evaluator, problem, error):
         evaluator.evaluate(problem, RMSNORM)
 
 
+@pytest.mark.parametrize(
+    ("text", "strict"), [("1", True), ("true", True), ("0", False), ("", False)]
+)
+def test_the_environment_can_ask_for_strict_isolation(monkeypatch, text, strict):
+    monkeypatch.setenv("SOL_GYM_STRICT_ISOLATION", text)
+    assert Evaluator("cpu").strict_isolation is strict
+    assert Evaluator("cpu", strict_isolation=not strict).strict_isolation is not strict
+
+
+def test_a_strict_isolation_that_is_neither_on_nor_off_is_an_error(monkeypatch):
+    monkeypatch.setenv("SOL_GYM_STRICT_ISOLATION", "perhaps")
+    with pytest.raises(InfrastructureError, match="expected 1 or 0"):
+        Evaluator("cpu")
+
+
 def test_empty_solutions_are_refused(evaluator, toy):
     with pytest.raises(SolutionError):
         evaluator.evaluate(toy, "  \n ")

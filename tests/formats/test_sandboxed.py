@@ -91,7 +91,7 @@ def test_code_that_hangs_is_ended(sandbox):
     ("statement", "message"),
     [
         ("os.symlink('/etc/passwd', '../answer.json')", "left no answer"),
-        ("os.mkfifo('../answer.json')", "not a file|did not end"),
+        ("os.mkfifo('../answer.json')", "not a regular file|did not end"),
         ("open('../answer.json', 'w').write('{')", "not JSON"),
         ("open('../answer.json', 'w').write('1' * (20 << 20))", "more than"),
     ],

@@ -11,6 +11,12 @@ from sol_gym.problems import load
 torch.set_num_threads(2)
 
 
+@pytest.fixture(autouse=True)
+def _repeatable():
+    """Tests draw with torch's global generator; each begins from the same state."""
+    torch.manual_seed(0)
+
+
 class ReferenceRun:
     """The smoke profile of one problem, its reference's functions, and calls of them."""
 

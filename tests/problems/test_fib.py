@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sol_gym.problems import load
+from tests.problems.formulas import rms_normalized
 
 BF16 = torch.bfloat16
 ADD_NORMS = {"FIB/001": 1e-6, "FIB/002": 1e-5, "FIB/003": 1e-6}
@@ -19,10 +20,6 @@ NORMS = {
 }
 GEMMS = [f"FIB/{number:03}" for number in range(4, 12)]
 MOE = "FIB/020"
-
-
-def rms_normalized(x, eps):
-    return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps)
 
 
 # ---- Norms and products ---------------------------------------------------------------------

@@ -10,55 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.problems.formulas import assert_close, doubles, rms_normalized, rotated, rounded
+
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def _repeatable():
-    torch.manual_seed(0)
-
-
-def rounded(x):
-    """Round to bfloat16, and on in float64."""
-    return x.to(BF16).double()
-
-
-def as_double(inputs):
-    """Floating-point tensors in float64; everything else as it is."""
-    return {
-        name: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-        for name, v in inputs.items()
-    }
 
 
 def redrawn(inputs, *names, center=0.0):
     """The inputs with the named ones replaced by normal draws around `center`."""
     drawn = {n: (center + 0.5 * torch.randn(inputs[n].shape)).to(inputs[n].dtype) for n in names}
     return inputs | drawn
-
-
-def assert_close(actual, expected, tolerance=1e-5):
-    """float32 accuracy, relative to the largest element."""
-    scale = expected.abs().max().item()
-    torch.testing.assert_close(
-        actual.double(), expected.double(), rtol=tolerance, atol=tolerance * scale
-    )
-
-
-def rms_normalized(x, eps):
-    return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps)
-
-
-def rotated(x, cos, sin):
-    """Half-split rotary embedding, each half with its own columns of cos and sin."""
-    half = x.shape[-1] // 2
-    return torch.cat(
-        (
-            x[..., :half] * cos[..., :half] - x[..., half:] * sin[..., :half],
-            x[..., half:] * cos[..., half:] + x[..., :half] * sin[..., half:],
-        ),
-        dim=-1,
-    )
 
 
 def convolved(x, weight, bias, stride=1):
@@ -96,7 +56,7 @@ def test_vae_block_is_two_convolutions_normalised_by_groups(reference):
     norms = ("norm1_weight", "norm1_bias", "norm2_weight", "norm2_bias")
     for workload in run.workloads:
         inputs = redrawn(run.draw(workload), *norms, center=1.0)
-        x = as_double(inputs)
+        x = doubles(inputs)
         y = x["x"]
         for stage in "12":
             y = convolved(y, x[f"conv{stage}_weight"], None)
@@ -113,7 +73,7 @@ def test_two_convolutions_pad_the_hidden_image_with_zeros(reference):
     run = reference("L1/040")
     for workload in run.workloads:
         inputs = run.draw(workload)
-        x, weight_in, bias_in, weight_out, bias_out = as_double(inputs).values()
+        x, weight_in, bias_in, weight_out, bias_out = doubles(inputs).values()
         expected = convolved(convolved(x, weight_in, bias_in), weight_out, bias_out) + x
         assert_close(run.call(inputs)[0], expected)
 
@@ -122,7 +82,7 @@ def test_strided_convolution_is_centred_on_every_other_pixel(reference):
     run = reference("L1/041")
     for workload in run.workloads:
         inputs = run.draw(workload)
-        assert_close(run.call(inputs)[0], convolved(*as_double(inputs).values(), stride=2))
+        assert_close(run.call(inputs)[0], convolved(*doubles(inputs).values(), stride=2))
 
 
 @pytest.mark.parametrize("number", ["003", "010", "030", "031", "032"])
@@ -130,7 +90,7 @@ def test_plain_products_round_where_they_should(reference, assert_same_rounding,
     run = reference(f"L1/{number}")
     for workload in run.workloads:
         inputs = run.draw(workload)
-        x = list(as_double(inputs).values())
+        x = list(doubles(inputs).values())
         if number == "003":
             expected = torch.einsum("bse,ve->bsv", *x)
         elif number == "010":
@@ -148,7 +108,7 @@ def test_gated_short_convolution_rounds_between_its_steps(reference, assert_same
     run = reference("L1/005")
     for workload in run.workloads[:2]:
         inputs = run.draw(workload)
-        x = as_double(inputs)
+        x = doubles(inputs)
         streams = rounded(x["x"] @ x["in_proj_weight"].T + x["in_proj_bias"])
         gate_in, gate_out, value = streams.split(x["x"].shape[-1], dim=-1)
         gated = rounded(gate_in * value).transpose(1, 2)
@@ -162,7 +122,7 @@ def test_hyena_short_filter_is_causal(reference):
     run = reference("L1/006")
     for workload in run.workloads:
         inputs = run.draw(workload)
-        x0, x1, v = causally_filtered(*as_double(inputs).values()).chunk(3, dim=1)
+        x0, x1, v = causally_filtered(*doubles(inputs).values()).chunk(3, dim=1)
         for actual, expected in zip(run.call(inputs), (v * x0, x0, x1), strict=True):
             assert_close(actual, expected, 1e-6)
 
@@ -171,7 +131,7 @@ def test_mamba_input_stage_masks_before_and_after_the_filter(reference, assert_s
     run = reference("L1/029")
     for workload in run.workloads[:2]:
         inputs = run.draw(workload)
-        x = as_double(inputs)
+        x = doubles(inputs)
         mask = x["attention_mask"][:, None]
         assert 0.2 < mask.mean() < 0.8
         streams = rounded(x["hidden_states"] @ x["in_proj_weight"].T + x["in_proj_bias"])
@@ -189,7 +149,7 @@ def test_video_patches_are_a_strided_convolution_and_a_layer_norm(reference, ass
     run = reference("L1/026")
     for workload in run.workloads:
         inputs = redrawn(run.draw(workload), "norm_weight", "norm_bias", center=1.0)
-        x = as_double(inputs)
+        x = doubles(inputs)
         y = F.conv3d(
             x["video"].transpose(1, 2),
             x["patch_projection_weight"],
@@ -205,7 +165,7 @@ def test_video_patches_are_a_strided_convolution_and_a_layer_norm(reference, ass
 def test_modulation_vectors_are_consecutive_blocks_of_the_product(reference):
     run = reference("L1/035")
     inputs = run.draw(run.workloads[1])
-    emb, weight, bias = as_double(inputs).values()
+    emb, weight, bias = doubles(inputs).values()
     outputs = run.call(inputs)
     assert_close(torch.cat(outputs, dim=1), emb @ weight.T + bias)
     assert len(outputs) == 6
@@ -215,7 +175,7 @@ def test_output_norm_shifts_by_the_first_half_and_scales_by_the_second(reference
     run = reference("L1/036")
     for workload in run.workloads:
         inputs = run.draw(workload)
-        x = as_double(inputs)
+        x = doubles(inputs)
         silu = x["temb"] * x["temb"].sigmoid()
         shift, scale = (silu @ x["linear_weight"].T + x["linear_bias"]).chunk(2, dim=1)
         mean = x["hidden_states"].mean(dim=-1, keepdim=True)
@@ -231,7 +191,7 @@ def test_output_norm_shifts_by_the_first_half_and_scales_by_the_second(reference
 def test_feed_forward_uses_the_tanh_gelu(reference):
     run = reference("L1/037")
     inputs = run.draw(run.workloads[0])
-    x, weight_1, bias_1, weight_2, bias_2 = as_double(inputs).values()
+    x, weight_1, bias_1, weight_2, bias_2 = doubles(inputs).values()
     h = x @ weight_1.T + bias_1
     h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
     assert_close(run.call(inputs)[0], h @ weight_2.T + bias_2)
@@ -250,7 +210,7 @@ def test_latent_projections_split_heads_without_rotation(reference, assert_same_
     run = reference("L1/043")
     for workload in run.workloads[:2]:
         inputs = redrawn(run.draw(workload), "q_a_layernorm_weight", center=1.0)
-        x = as_double(inputs)
+        x = doubles(inputs)
         low_rank = rounded(x["hidden_states"] @ x["q_a_proj_weight"].T)
         low_rank = rounded(rms_normalized(low_rank, x["rms_norm_eps"]))
         low_rank = rounded(low_rank * x["q_a_layernorm_weight"])
@@ -265,7 +225,7 @@ def test_latent_projections_split_heads_without_rotation(reference, assert_same_
 def test_moe_adds_experts_in_ascending_order(reference, assert_same_rounding):
     run = reference("L1/044")
     inputs = run.draw(run.workloads[1])
-    x = as_double(inputs)
+    x = doubles(inputs)
     expected = []
     for token, ids, weights in zip(
         x["hidden_states"], x["expert_ids"], x["expert_weights"], strict=True
@@ -300,7 +260,7 @@ def test_post_norm_rounds_the_norm_and_the_sum(reference, assert_same_rounding):
     run = reference("L1/033")
     for workload in run.workloads:
         inputs = run.draw(workload)
-        x, residual, weight, eps = as_double(inputs).values()
+        x, residual, weight, eps = doubles(inputs).values()
         expected = residual + rounded(weight * rms_normalized(x, eps))
         assert_same_rounding(run.call(inputs)[0], expected.to(BF16))
 
@@ -309,7 +269,7 @@ def test_head_norms_have_a_weight_for_every_head(reference):
     run = reference("L1/038")
     for workload in run.workloads:
         inputs = run.draw(workload)
-        query, key, weight_q, weight_k, eps = as_double(inputs).values()
+        query, key, weight_q, weight_k, eps = doubles(inputs).values()
         for actual, x, weight in zip(
             run.call(inputs), (query, key), (weight_q, weight_k), strict=True
         ):
@@ -321,7 +281,7 @@ def test_convnext_mlp_folds_its_response_norm_into_the_second_weight(reference):
     run = reference("L1/045")
     for workload in run.workloads:
         inputs = redrawn(run.draw(workload), "grn_weight", center=1.0)
-        x = as_double(inputs)
+        x = doubles(inputs)
         a = x["hidden_states"].flatten(1, 2) @ x["pwconv1_weight"].T + x["pwconv1_bias"]
         a = 0.5 * a * (1 + torch.erf(a / math.sqrt(2)))
         norm = torch.linalg.vector_norm(a, dim=1)
@@ -407,7 +367,7 @@ def test_cache_update_writes_the_named_slots_alone(reference, assert_same_roundi
         slots = torch.randperm(inputs["key_cache"].shape[2])[: len(inputs["cache_position"])]
         query, key, key_cache, value_cache = run.call(inputs | {"cache_position": slots})
 
-        x = as_double(inputs)
+        x = doubles(inputs)
         angles = (inputs["position_ids"][:, None, :, None].float() * inputs["inv_freq"]).double()
         for actual, name in ((query, "query"), (key, "key")):
             normalized = rms_normalized(x[name], x["rms_norm_eps"])
@@ -464,7 +424,7 @@ def test_patch_merger_joins_two_by_two_blocks_of_any_grids(reference, assert_sam
         starts[index] + (frame * grids[index][1] + row) * grids[index][2] + column
         for index, frame, row, column in patches_by_block(grids)
     ]
-    x = as_double(inputs)
+    x = doubles(inputs)
     y = F.layer_norm(x["hidden"], x["hidden"].shape[1:], x["ln_weight"], x["ln_bias"], x["eps"])
     y = rounded(y)[order].view(50, -1)
     y = rounded(y @ x["fc1_weight"].T + x["fc1_bias"])
@@ -525,7 +485,7 @@ def test_packed_attention_is_attention_under_a_block_diagonal_mask(reference):
     for workload in run.workloads:
         inputs = redrawn(run.draw(workload), "qkv_bias", "proj_bias")
         inputs["hidden_states"] = 5 * inputs["hidden_states"]
-        x = as_double(inputs)
+        x = doubles(inputs)
         total, head_dim = x["cos"].shape
         sequence = torch.searchsorted(inputs["cu_seqlens"], torch.arange(total), right=True)
         apart = sequence[:, None] != sequence
@@ -562,7 +522,7 @@ def test_clip_attention_rotates_adjacent_columns_by_frame_row_and_column(referen
     for workload in run.workloads[1:]:
         inputs = redrawn(run.draw(workload), "qkv_bias", "out_bias", "spatial_freqs")
         inputs["hidden_states"] = 4 * inputs["hidden_states"]
-        x = as_double(inputs)
+        x = doubles(inputs)
         batch, frames, patches, hidden = x["hidden_states"].shape
         head_dim = 2 * len(x["spatial_freqs"])
         third, side = head_dim // 3, math.ceil(math.sqrt(patches))
@@ -598,7 +558,7 @@ def test_capped_attention_is_naive_attention_head_by_head(reference, assert_matc
     for workload in run.workloads[:2]:
         inputs = redrawn(run.draw(workload), "q_norm_weight", "k_norm_weight")
         inputs["attn_logit_softcapping"] = 5.0
-        x = as_double(inputs)
+        x = doubles(inputs)
         head_dim = len(x["q_norm_weight"])
         group = len(x["q_proj_weight"]) // len(x["k_proj_weight"])
         cos, sin = x["cos"], x["sin"]

@@ -2,34 +2,17 @@
 
 import math
 
-import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.problems.formulas import assert_close, rotate_half
+
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def _repeatable():
-    torch.manual_seed(0)
 
 
 def leaf(tensor):
     """A float64 copy that collects a gradient."""
     return tensor.detach().double().requires_grad_()
-
-
-def assert_close(actual, expected, tolerance=1e-5):
-    """float32 accuracy, relative to the largest element."""
-    scale = expected.abs().max().item()
-    torch.testing.assert_close(
-        actual.double(), expected.double(), rtol=tolerance, atol=tolerance * scale
-    )
-
-
-def rotate_half(x):
-    half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
 
 
 def test_attention_tail_backward_is_the_gradient_through_dropout_and_softmax(reference):

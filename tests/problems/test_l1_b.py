@@ -6,47 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.problems.formulas import assert_near, cast, rms_norm, rotated, rounded, split_heads
+
 BF16 = torch.bfloat16
-
-
-def rounded(x):
-    """Round to bfloat16, and on in float64."""
-    return x.to(BF16).double()
-
-
-def cast(inputs, dtype):
-    """The inputs with all floating tensors in another dtype."""
-    return {
-        name: v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-        for name, v in inputs.items()
-    }
-
-
-def assert_near(actual, expected, rtol=2e-5):
-    """Equal up to float32 arithmetic, measured against the largest element."""
-    assert actual.shape == expected.shape
-    error = (actual.double() - expected.double()).abs().max()
-    assert error <= rtol * expected.abs().max()
-
-
-def rms_rstd(x, eps):
-    return torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + eps)
-
-
-def rms_norm(x, weight, eps):
-    return x * rms_rstd(x, eps) * weight
-
-
-def heads(x, head_dim):
-    """[batch, seq, heads * head_dim] to [batch, heads, seq, head_dim]."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-
-
-def rotated(x, cos, sin):
-    """Rotary embedding of the half-split form, from its two halves."""
-    half = x.shape[-1] // 2
-    x1, x2, c1, c2, s1, s2 = (h for t in (x, cos, sin) for h in (t[..., :half], t[..., half:]))
-    return torch.cat((x1 * c1 - x2 * s1, x2 * c2 + x1 * s2), dim=-1)
 
 
 def gelu_tanh(x):
@@ -59,9 +21,9 @@ FORMULAS = {
     "L1/048": lambda x, gate, up: gelu_tanh(x @ gate.T) * (x @ up.T),
     "L1/049": lambda q, k, scale: torch.einsum("bhid,bjd->bhij", q, k[:, 0]) * scale,
     "L1/054": lambda x, q, k, v, q_norm, k_norm, eps: (
-        rms_norm(heads(x @ q.T, 128), q_norm, eps).transpose(1, 2),
-        rms_norm(heads(x @ k.T, 128), k_norm, eps).transpose(1, 2),
-        heads(x @ v.T, 128).transpose(1, 2),
+        rms_norm(split_heads(x @ q.T, 128), q_norm, eps).transpose(1, 2),
+        rms_norm(split_heads(x @ k.T, 128), k_norm, eps).transpose(1, 2),
+        split_heads(x @ v.T, 128).transpose(1, 2),
     ),
     "L1/055": lambda x, *weights: tuple(
         torch.einsum("bsc,hdc->bhsd", x, w.unflatten(0, (-1, 128))) for w in weights
@@ -72,7 +34,7 @@ FORMULAS = {
     ),
     "L1/065": lambda x, w, bias: F.conv1d(x, w, bias).chunk(2, dim=1),
     "L1/073": lambda x, norm, k, v, eps: tuple(
-        heads(rms_norm(x, norm, eps) @ w.T, 64) for w in (k, v)
+        split_heads(rms_norm(x, norm, eps) @ w.T, 64) for w in (k, v)
     ),
     "L1/074": lambda x, gate_up, down: (
         (
@@ -291,9 +253,9 @@ def test_long_attention_is_the_same_in_blocks_of_queries(reference, assert_match
     x, cos, sin, q, k, v, o = cast(inputs, torch.float64).values()
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     attended = F.scaled_dot_product_attention(
-        rotated(heads(x @ q.T, 32), cos, sin),
-        rotated(heads(x @ k.T, 32), cos, sin),
-        heads(x @ v.T, 32),
+        rotated(split_heads(x @ q.T, 32), cos, sin),
+        rotated(split_heads(x @ k.T, 32), cos, sin),
+        split_heads(x @ v.T, 32),
         is_causal=True,
         enable_gqa=True,
     )
@@ -316,7 +278,11 @@ def test_unscaled_attention_returns_output_and_probabilities(reference, assert_m
         product = torch.complex(first, second) * turn
         return torch.cat((product.real, product.imag), dim=-1)
 
-    q, k, v = turned(heads(x @ q.T, 64)), turned(heads(x @ k.T, 64)), heads(x @ v.T, 64)
+    q, k, v = (
+        turned(split_heads(x @ q.T, 64)),
+        turned(split_heads(x @ k.T, 64)),
+        split_heads(x @ v.T, 64),
+    )
     attended = F.scaled_dot_product_attention(
         q, k, v, scale=1.0, is_causal=is_causal, enable_gqa=True
     )
@@ -336,7 +302,9 @@ def test_normed_heads_attention_is_sdpa_between_two_projections(reference, asser
     x, w, b, q_weight, q_bias, k_weight, k_bias, out, out_bias, eps = cast(
         inputs, torch.float64
     ).values()
-    q, k, v = (heads(x @ wi.T + bi, 64) for wi, bi in zip(w.chunk(3), b.chunk(3), strict=True))
+    q, k, v = (
+        split_heads(x @ wi.T + bi, 64) for wi, bi in zip(w.chunk(3), b.chunk(3), strict=True)
+    )
 
     def norm(t, weight, bias):
         t = t - t.mean(dim=-1, keepdim=True)
@@ -372,9 +340,9 @@ def test_biased_causal_attention_is_sdpa_up_to_bfloat16(reference, assert_matche
     ).values()
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     attended = F.scaled_dot_product_attention(
-        rotated(rms_norm(heads(x @ wq.T + bq, 32), q_norm, eps), cos, sin),
-        rotated(rms_norm(heads(x @ wk.T + bk, 32), k_norm, eps), cos, sin),
-        heads(x @ wv.T + bv, 32),
+        rotated(rms_norm(split_heads(x @ wq.T + bq, 32), q_norm, eps), cos, sin),
+        rotated(rms_norm(split_heads(x @ wk.T + bk, 32), k_norm, eps), cos, sin),
+        split_heads(x @ wv.T + bv, 32),
         is_causal=True,
         enable_gqa=True,
     )

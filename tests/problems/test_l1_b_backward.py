@@ -9,20 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.problems.formulas import (
+    assert_near,
+    cast,
+    rms_norm,
+    rms_rstd,
+    rotated,
+    rounded,
+    split_heads,
+)
+
 BF16 = torch.bfloat16
-
-
-def rounded(x):
-    """Round to bfloat16, and on in float64."""
-    return x.to(BF16).double()
-
-
-def cast(inputs, dtype):
-    """The inputs with all floating tensors in another dtype."""
-    return {
-        name: v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-        for name, v in inputs.items()
-    }
 
 
 def gradients(forward, inputs, names, *grads):
@@ -31,33 +28,6 @@ def gradients(forward, inputs, names, *grads):
     leaves = [inputs[name].requires_grad_() for name in names]
     outputs = forward(inputs)
     return torch.autograd.grad(outputs, leaves, [g.double() for g in grads])
-
-
-def assert_near(actual, expected, rtol=2e-5):
-    """Equal up to float32 arithmetic, measured against the largest element."""
-    assert actual.shape == expected.shape
-    error = (actual.double() - expected.double()).abs().max()
-    assert error <= rtol * expected.abs().max()
-
-
-def rms_rstd(x, eps):
-    return torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + eps)
-
-
-def rms_norm(x, weight, eps):
-    return x * rms_rstd(x, eps) * weight
-
-
-def heads(x, head_dim):
-    """[batch, seq, heads * head_dim] to [batch, heads, seq, head_dim]."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-
-
-def rotated(x, cos, sin):
-    """Rotary embedding of the half-split form, from its two halves."""
-    half = x.shape[-1] // 2
-    x1, x2, c1, c2, s1, s2 = (h for t in (x, cos, sin) for h in (t[..., :half], t[..., half:]))
-    return torch.cat((x1 * c1 - x2 * s1, x2 * c2 + x1 * s2), dim=-1)
 
 
 def equal_halves(table):
@@ -70,9 +40,9 @@ def test_qkv_norm_backward_is_the_gradient(reference):
     inputs = cast(run.draw(run.workloads[2]), torch.float32)
 
     def forward(i):
-        q = heads(i["hidden_states"] @ i["q_weight"].T, 64)
-        k = heads(i["hidden_states"] @ i["k_weight"].T, 64)
-        v = heads(i["hidden_states"] @ i["v_weight"].T, 64)
+        q = split_heads(i["hidden_states"] @ i["q_weight"].T, 64)
+        k = split_heads(i["hidden_states"] @ i["k_weight"].T, 64)
+        v = split_heads(i["hidden_states"] @ i["v_weight"].T, 64)
         return (
             rms_norm(q, 1 + i["q_norm_weight"], 1e-6),
             rms_norm(k, 1 + i["k_norm_weight"], 1e-6),
@@ -80,7 +50,7 @@ def test_qkv_norm_backward_is_the_gradient(reference):
         )
 
     for name, weight in (("q", "q_weight"), ("k", "k_weight")):
-        x = heads(inputs["hidden_states"].double() @ inputs[weight].double().T, 64)
+        x = split_heads(inputs["hidden_states"].double() @ inputs[weight].double().T, 64)
         rstd = rms_rstd(x, 1e-6)
         inputs |= {f"{name}_rstd": rstd.float(), f"{name}_normed": (x * rstd).float()}
         inputs[f"{name}_norm_weight"] = inputs["hidden_states"][0, 0, :64]
@@ -210,10 +180,10 @@ def test_cross_attention_projection_backward_is_the_gradient(reference):
     inputs = run.draw(run.workloads[2])
 
     def forward(i):
-        k = heads(i["encoder_hidden_states"] @ i["k_weight"].T, 32)
-        v = heads(i["encoder_hidden_states"] @ i["v_weight"].T, 32)
+        k = split_heads(i["encoder_hidden_states"] @ i["k_weight"].T, 32)
+        v = split_heads(i["encoder_hidden_states"] @ i["v_weight"].T, 32)
         return (
-            heads(i["decoder_hidden_states"] @ i["q_weight"].T, 32),
+            split_heads(i["decoder_hidden_states"] @ i["q_weight"].T, 32),
             k.repeat_interleave(4, dim=1),
             v.repeat_interleave(4, dim=1),
         )
@@ -288,7 +258,7 @@ def test_rope_norm_backward_is_the_gradient_but_for_the_tables(reference):
     inputs["q_norm_weight"], inputs["k_norm_weight"] = inputs["hidden_states"][0, :2, :32]
 
     def turned_heads(i):
-        joint = heads(i["hidden_states"] @ i["qkv_weight"].T, 32)
+        joint = split_heads(i["hidden_states"] @ i["qkv_weight"].T, 32)
         q, k, v = joint.split((4, 2, 2), dim=1)
         cos, sin = i["cos"].unsqueeze(1), i["sin"].unsqueeze(1)
         return rotated(q, cos, sin), rotated(k, cos, sin), v

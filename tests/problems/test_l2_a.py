@@ -10,39 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.problems.formulas import (
+    assert_close,
+    cast,
+    dense_experts,
+    in_float32,
+    merge_heads,
+    rounded,
+    split_heads,
+    swiglu,
+)
+
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def _repeatable():
-    torch.manual_seed(0)
-
-
-def upcast(inputs, dtype):
-    """The inputs with every float tensor in `dtype`."""
-    return {
-        name: value.to(dtype)
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-        else value
-        for name, value in inputs.items()
-    }
-
-
-def in_float32(run, workload):
-    """Inputs on which a reference rounds to float32 at most, and their float64 copies."""
-    inputs = upcast(run.draw(workload), torch.float32)
-    return inputs, upcast(inputs, torch.float64)
-
-
-def assert_close(actual, expected, tolerance=1e-5):
-    """Accurate relative to the largest element."""
-    atol = tolerance * expected.abs().max().item()
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=atol)
-
-
-def rounded(x):
-    """Round to bfloat16, and on in float64."""
-    return x.to(BF16).double()
 
 
 def rms_norm(x, weight, eps):
@@ -65,14 +44,6 @@ def angles(position, dim, theta=10000.0):
     return angle.cos(), angle.sin()
 
 
-def split_heads(x, head_dim):
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-
-
-def merge_heads(x):
-    return x.transpose(1, 2).flatten(2)
-
-
 def attention(q, k, v, scale=None, mask=None, **options):
     return merge_heads(
         F.scaled_dot_product_attention(
@@ -85,18 +56,6 @@ def capped_attention(q, k, v, scale, cap, mask):
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
     scores = cap * torch.tanh(q @ k.mT * scale / cap) + mask
     return merge_heads(torch.softmax(scores, dim=-1) @ v)
-
-
-def swiglu(x, gate_weight, up_weight, down_weight):
-    return (F.silu(x @ gate_weight.mT) * (x @ up_weight.mT)) @ down_weight.mT
-
-
-def dense_experts(x, gate_weights, up_weights, down_weights, experts, weights):
-    """Every expert on every token, and the routing as a matrix [tokens, experts]."""
-    matrix = torch.zeros(len(x), len(gate_weights), dtype=x.dtype)
-    matrix = matrix.scatter_add(1, experts, weights.to(x.dtype))
-    y = swiglu(x, gate_weights, up_weights, down_weights)
-    return torch.einsum("ne,enh->nh", matrix, y)
 
 
 # ---- Decoder layers --------------------------------------------------------------------------
@@ -112,7 +71,7 @@ def sections(table):
 def test_llama_layer_float32(reference):
     run = reference("L2/002")
     for workload in run.workloads:
-        i = upcast(run.draw(workload), torch.float64)
+        i = cast(run.draw(workload), torch.float64)
         i["input_layernorm_weight"] += torch.randn_like(i["input_layernorm_weight"])
         i["attention_mask"][:, :, 20:, 3] = -torch.inf  # a key that no later query may see
         eps, head_dim = i["rms_norm_eps"], i["cos"].shape[-1]
@@ -145,7 +104,7 @@ def test_reka_layer(reference):
 def test_qwen_vl_layer_takes_sections_and_first_rows_of_its_tables(reference):
     run = reference("L2/019")
     for workload in run.workloads:
-        i = upcast(run.draw(workload), torch.float64)
+        i = cast(run.draw(workload), torch.float64)
         eps, seq_len = i["rms_norm_eps"], i["hidden_states"].shape[1]
         cos, sin = (sections(i[f"rope_{name}"])[:, :seq_len] for name in ("cos", "sin"))
         x = i["hidden_states"]
@@ -163,7 +122,7 @@ def test_qwen_vl_layer_takes_sections_and_first_rows_of_its_tables(reference):
 def test_qwen3_moe_layer(reference):
     run = reference("L2/009")
     for workload in run.workloads:
-        i = upcast(run.draw(workload), torch.float64)
+        i = cast(run.draw(workload), torch.float64)
         head_dim, eps = i["cos"].shape[-1], i["rms_norm_eps"]
         x = i["hidden_states"]
         y = rms_norm(x, i["input_layernorm_weight"], eps)
@@ -267,7 +226,7 @@ def test_yarn_generator_makes_a_window_and_blended_frequencies(reference):
 def test_axial_rope_attention_with_and_without_text(reference):
     run = reference("L2/032")
     for workload in run.workloads:
-        i = upcast(run.draw(workload), torch.float64)
+        i = cast(run.draw(workload), torch.float64)
         for name, value in i.items():
             if name.endswith("_bias"):
                 value.normal_()
@@ -348,7 +307,7 @@ def test_multi_query_attention_returns_its_keys_and_values(reference):
 def test_multi_query_attention_rounds_keys_and_values_as_declared(reference, assert_same_rounding):
     run = reference("L2/039")
     inputs = run.draw(run.workloads[0])
-    i = upcast(inputs, torch.float64)
+    i = cast(inputs, torch.float64)
     head_dim, eps = len(i["q_norm_weight"]), i["rms_norm_eps"]
     k, v = (
         split_heads(rounded(i["hidden_states"] @ i[f"{n}_proj_weight"].T), head_dim) for n in "kv"
@@ -413,7 +372,7 @@ def test_local_attention_query_by_query(reference, seq_len):
     run = reference("L2/038")
     axes = run.problem.definition.bind({"batch_size": 1, "seq_len": seq_len})
     inputs = run.module.generate_inputs(axes, torch.device("cpu"))
-    i = upcast({name: inputs[name] for name in run.problem.definition.inputs}, torch.float64)
+    i = cast({name: inputs[name] for name in run.problem.definition.inputs}, torch.float64)
     i |= {"attention_logits_soft_cap": 0.5, "per_dim_scale": torch.randn(32).double()}
     i["mask"][0, :3] = True  # the first queries have no usable key
     i["mask"][0, 50:] = seq_len == 200  # nor have those from 177 on in the longer row
@@ -423,7 +382,7 @@ def test_local_attention_query_by_query(reference, seq_len):
 def test_video_block_attends_over_frames_then_places_then_text(reference):
     run = reference("L2/022")
     for workload in run.workloads:
-        i = upcast(run.draw(workload), torch.float64)
+        i = cast(run.draw(workload), torch.float64)
         for name, value in i.items():
             if name.endswith("_norm_bias"):
                 value.normal_()

@@ -6,20 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-
-@pytest.fixture(autouse=True)
-def _repeatable():
-    torch.manual_seed(0)
-
-
-def upcast(inputs, dtype):
-    """The inputs with every float tensor in `dtype`, so that roundings drop out."""
-    return {
-        name: value.to(dtype)
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-        else value
-        for name, value in inputs.items()
-    }
+from tests.problems.formulas import cast, merge_heads, rotate_half, split_heads
 
 
 def leaves(inputs, *names):
@@ -32,19 +19,6 @@ def assert_all_close(actual, expected, tolerance):
     for a, e in zip(actual, expected, strict=True):
         atol = tolerance * e.abs().max().item()
         torch.testing.assert_close(a.double(), e.double(), rtol=tolerance, atol=atol)
-
-
-def rotate_half(x):
-    half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-
-
-def split_heads(x, head_dim):
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
-
-
-def merge_heads(x):
-    return x.transpose(1, 2).flatten(2)
 
 
 def attention(q, k, v, scale, **options):
@@ -62,7 +36,7 @@ def same_sequence(cu_seqlens, size):
 
 def vision_block(run, std):
     """Outputs for saved tensors that fit an input of that deviation, and the true gradients."""
-    inputs = upcast(run.draw(run.workloads[0]), torch.float64)
+    inputs = cast(run.draw(run.workloads[0]), torch.float64)
     eps, width = inputs["norm_eps"], inputs["x"].shape[-1:]
     inputs["x"] = F.layer_norm(inputs["x"], width, eps=0.0) * math.sqrt(std**2 - eps) + 0.5
     x, ln_weight, qkv_weight, out_weight = leaves(
@@ -110,7 +84,7 @@ def test_vision_block_backward_has_a_variance_where_the_gradient_has_its_3_2_pow
 
 def test_gqa_rope_backward_is_the_gradient(reference):
     run = reference("L2/003")
-    inputs = upcast(run.draw(run.workloads[1]), torch.float32)
+    inputs = cast(run.draw(run.workloads[1]), torch.float32)
     names = ("hidden_states", "q_weight", "k_weight", "v_weight", "o_weight")
     x, q_weight, k_weight, v_weight, o_weight = wanted = leaves(inputs, *names)
     cos, sin = (inputs[name].double().unsqueeze(1) for name in ("cos", "sin"))
@@ -160,7 +134,7 @@ def test_gqa_rope_backward_rounds_the_gradient_of_the_scores_twice(reference):
 def test_chunked_audio_attention_backward_is_the_gradient(reference):
     run = reference("L2/014")
     for workload in run.workloads:
-        inputs = upcast(run.draw(workload), torch.float32)
+        inputs = cast(run.draw(workload), torch.float32)
         x = inputs["hidden_states"].double()
         names = ("query_states", "key_states", "value_states", "out_weight")
         q, k, v, out_weight = leaves(inputs, *names)
@@ -185,7 +159,7 @@ def test_chunked_audio_attention_backward_is_the_gradient(reference):
 def test_packed_vision_attention_backward_is_the_gradient(reference):
     run = reference("L2/017")
     for workload in run.workloads:
-        inputs = upcast(run.draw(workload), torch.float64)
+        inputs = cast(run.draw(workload), torch.float64)
         names = ("hidden_states", "qkv_weight", "qkv_bias", "proj_weight", "proj_bias")
         x, qkv_weight, qkv_bias, proj_weight, proj_bias = wanted = leaves(inputs, *names)
         cos, sin = inputs["cos"], inputs["sin"]
@@ -204,7 +178,7 @@ def test_text_video_cross_attention_backward_is_the_gradient(reference):
     names = ["video_latents", "text_embeddings"]
     names += [f"{layer}_{kind}" for layer in layers for kind in ("weight", "bias")]
     for workload in run.workloads:
-        inputs = upcast(run.draw(workload), torch.float64)
+        inputs = cast(run.draw(workload), torch.float64)
         video, text, *layer_tensors = wanted = leaves(inputs, *names)
         q, k, v = (
             split_heads(F.linear(x, *layer_tensors[2 * i : 2 * i + 2]), 64)
@@ -221,7 +195,7 @@ def test_causal_interleaved_rope_attention_backward_is_the_gradient(reference):
     run = reference("L2/028")
     names = ("hidden_states", "q_weight", "k_weight", "v_weight", "o_weight")
     for workload in run.workloads[:2]:
-        inputs = upcast(run.draw(workload), torch.float32)
+        inputs = cast(run.draw(workload), torch.float32)
         x, q_weight, k_weight, v_weight, o_weight = wanted = leaves(inputs, *names)
         position = torch.arange(x.shape[1], dtype=torch.float32)
         angle = torch.outer(position, inputs["inv_freq"]).double()
@@ -243,7 +217,7 @@ def test_capped_qk_norm_attention_backward_is_the_gradient(reference, cap):
     names = ("hidden_states", "q_weight", "k_weight", "v_weight", "o_weight")
     names += ("q_norm_weight", "k_norm_weight")
     for workload in run.workloads[:2]:
-        inputs = upcast(run.draw(workload), torch.float64) | {"attn_logit_softcapping": cap}
+        inputs = cast(run.draw(workload), torch.float64) | {"attn_logit_softcapping": cap}
         x, q_weight, k_weight, v_weight, o_weight, q_norm, k_norm = wanted = leaves(inputs, *names)
         cos, sin = (inputs[name].unsqueeze(1) for name in ("cos", "sin"))
         q, k, v = (split_heads(x @ w.T, cos.shape[-1]) for w in (q_weight, k_weight, v_weight))
@@ -263,7 +237,7 @@ def test_capped_qk_norm_attention_backward_is_the_gradient(reference, cap):
 
 def test_swiglu_backward_is_the_gradient(reference):
     run = reference("L2/005")
-    inputs = upcast(run.draw(run.workloads[1]), torch.float32)
+    inputs = cast(run.draw(run.workloads[1]), torch.float32)
     x, gate_weight, up_weight, down_weight = wanted = leaves(
         inputs, "x", "gate_weight", "up_weight", "down_weight"
     )
@@ -279,7 +253,7 @@ def test_router_backward_is_the_gradient_of_what_hangs_on_the_probabilities(refe
     """grad_router_logits counts as a gradient of the probabilities, not of the logits."""
     run = reference("L2/011")
     for workload in run.workloads:
-        inputs = upcast(run.draw(workload), torch.float32)
+        inputs = cast(run.draw(workload), torch.float32)
         inputs["grad_expert_mask"][:, :, 20:] = 0
         x, gate_weight = wanted = leaves(inputs, "hidden_states", "gate_weight")
         # Logits as drawn, but depending on tokens and router as a router's do.
@@ -302,7 +276,7 @@ def test_router_backward_is_the_gradient_of_what_hangs_on_the_probabilities(refe
 def test_routed_experts_backward_is_the_gradient(reference):
     run = reference("L2/025")
     names = ("hidden_states", "topk_weights", "gate_weights", "up_weights", "down_weights")
-    inputs = upcast(run.draw(run.workloads[1]), torch.float64)
+    inputs = cast(run.draw(run.workloads[1]), torch.float64)
     inputs["topk_indices"] = inputs["topk_indices"] % 23  # expert 23 gets no token
     distinct = [len(set(row)) == 8 for row in inputs["topk_indices"].tolist()]
     inputs["topk_indices"][~torch.tensor(distinct)] = torch.arange(8)
@@ -396,7 +370,7 @@ def test_a_dropped_sample_of_convnext_passes_its_gradient_through(reference):
 @pytest.mark.parametrize("active", [0, 1, 2])
 def test_altup_backward_is_the_gradient(reference, active):
     run = reference("L2/040")
-    inputs = upcast(run.draw(run.workloads[2]), torch.float32) | {"altup_active_idx": active}
+    inputs = cast(run.draw(run.workloads[2]), torch.float32) | {"altup_active_idx": active}
     # A router that leaves tanh's linear range.
     inputs["router_weight"] = inputs["router_weight"] * inputs["norm_weight"].numel()
     inputs["norm_weight"] = torch.randn_like(inputs["norm_weight"])

@@ -10,33 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-
-@pytest.fixture(autouse=True)
-def _repeatable():
-    torch.manual_seed(0)
-
-
-def upcast(inputs, dtype):
-    """The inputs with every float tensor in `dtype`."""
-    return {
-        name: value.to(dtype)
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-        else value
-        for name, value in inputs.items()
-    }
-
-
-def in_float32(run, workload):
-    """Inputs on which a reference rounds to float32 at most, and their float64 copies."""
-    inputs = upcast(run.draw(workload), torch.float32)
-    return inputs, upcast(inputs, torch.float64)
-
-
-def assert_close(actual, expected, tolerance=1e-5):
-    """Accurate relative to the largest element."""
-    atol = tolerance * expected.abs().max().item()
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=atol)
-
+from tests.problems.formulas import assert_close, cast, in_float32
 
 # ---- Convolutions ----------------------------------------------------------------------------
 
@@ -75,7 +49,7 @@ def group_norm(h, weight, bias, eps):
 
 def test_video_encoder_is_a_chain_of_subsampled_convolutions(reference):
     run = reference("L2/023")
-    i = upcast(run.draw(run.workloads[1]), torch.float64)
+    i = cast(run.draw(run.workloads[1]), torch.float64)
 
     def conv(h, name):
         return F.conv3d(h, i[f"{name}_weight"], i[f"{name}_bias"], padding="valid")
@@ -93,7 +67,7 @@ def test_video_encoder_is_a_chain_of_subsampled_convolutions(reference):
 
 def test_unet_is_a_chain_of_subsampled_convolutions_and_upsampled_pixels(reference):
     run = reference("L2/033")
-    i = upcast(run.draw(run.workloads[0]), torch.float64)
+    i = cast(run.draw(run.workloads[0]), torch.float64)
 
     def conv(h, name):
         return F.conv2d(F.pad(h, (1,) * 4), i[f"{name}_weight"], i[f"{name}_bias"])
@@ -117,7 +91,7 @@ def test_unet_is_a_chain_of_subsampled_convolutions_and_upsampled_pixels(referen
 def test_one_linear_layer_over_the_joined_streams(reference):
     run = reference("L2/030")
     for workload in run.workloads:
-        i = upcast(run.draw(workload), torch.float64)
+        i = cast(run.draw(workload), torch.float64)
         joined = torch.cat((i["encoder_hidden_states"], i["hidden_states"]), dim=1)
         y = torch.einsum("bsi,oi->bso", joined, i["process_weight"])
         text, image = run.call(i)
@@ -127,7 +101,7 @@ def test_one_linear_layer_over_the_joined_streams(reference):
 def test_timestep_and_text_conditioning(reference):
     run = reference("L2/031")
     for workload in run.workloads:
-        i = upcast(run.draw(workload), torch.float64)
+        i = cast(run.draw(workload), torch.float64)
         for name, value in i.items():
             if name.endswith("_bias"):
                 value.normal_()

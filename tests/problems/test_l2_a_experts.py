@@ -6,53 +6,17 @@ that roundings drop out, unless a rounding is the point.
 
 import pytest
 import torch
-import torch.nn.functional as F
+
+from tests.problems.formulas import (
+    assert_close,
+    cast,
+    dense_experts,
+    in_float32,
+    rounded,
+    swiglu,
+)
 
 BF16 = torch.bfloat16
-
-
-@pytest.fixture(autouse=True)
-def _repeatable():
-    torch.manual_seed(0)
-
-
-def upcast(inputs, dtype):
-    """The inputs with every float tensor in `dtype`."""
-    return {
-        name: value.to(dtype)
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-        else value
-        for name, value in inputs.items()
-    }
-
-
-def in_float32(run, workload):
-    """Inputs on which a reference rounds to float32 at most, and their float64 copies."""
-    inputs = upcast(run.draw(workload), torch.float32)
-    return inputs, upcast(inputs, torch.float64)
-
-
-def assert_close(actual, expected, tolerance=1e-5):
-    """Accurate relative to the largest element."""
-    atol = tolerance * expected.abs().max().item()
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=atol)
-
-
-def rounded(x):
-    """Round to bfloat16, and on in float64."""
-    return x.to(BF16).double()
-
-
-def swiglu(x, gate_weight, up_weight, down_weight):
-    return (F.silu(x @ gate_weight.mT) * (x @ up_weight.mT)) @ down_weight.mT
-
-
-def dense_experts(x, gate_weights, up_weights, down_weights, experts, weights):
-    """Every expert on every token, and the routing as a matrix [tokens, experts]."""
-    matrix = torch.zeros(len(x), len(gate_weights), dtype=x.dtype)
-    matrix = matrix.scatter_add(1, experts, weights.to(x.dtype))
-    y = swiglu(x, gate_weights, up_weights, down_weights)
-    return torch.einsum("ne,enh->nh", matrix, y)
 
 
 @pytest.mark.parametrize("normalise", [True, False])
@@ -72,7 +36,7 @@ def test_softmax_router_and_experts(reference, normalise):
 def test_softmax_router_and_experts_round_at_every_step(reference, assert_same_rounding):
     run = reference("L2/008")
     inputs = run.draw(run.workloads[0])
-    i = upcast(inputs, torch.float64)
+    i = cast(inputs, torch.float64)
     x = i["hidden_states"].flatten(0, 1)
     probabilities = rounded(torch.softmax(rounded(x @ i["gate_weight"].T), dim=-1))
     top, experts = probabilities.topk(9)
@@ -117,7 +81,7 @@ def test_float32_experts_are_summed_with_a_rounding_each(
 ):
     run = reference(problem_id)
     inputs = run.draw(run.workloads[1])
-    x, weights, experts, *matrices = upcast(inputs, torch.float64).values()
+    x, weights, experts, *matrices = cast(inputs, torch.float64).values()
     x = x.view(-1, x.shape[-1])
     y = swiglu(x, *matrices)[experts, torch.arange(len(x)).unsqueeze(1)]
     expected = folded(rounded(y * weights.unsqueeze(-1)), experts)
@@ -134,7 +98,7 @@ def rounding_swiglu(x, gate_weight, up_weight, down_weight):
 def test_routed_and_shared_expert_round_at_every_step(reference, assert_same_rounding):
     run = reference("L2/013")
     inputs = run.draw(run.workloads[0])
-    i = upcast(inputs, torch.float64)
+    i = cast(inputs, torch.float64)
     x, experts = i["hidden_states"], i["selected_experts"]
     names = ("gate", "up", "down")
     y = rounding_swiglu(x, *(i[f"expert_{n}_proj_weights"] for n in names))
@@ -149,7 +113,7 @@ def test_routed_and_shared_expert_round_at_every_step(reference, assert_same_rou
 def test_renormalised_router_and_experts_round_at_every_step(reference, assert_same_rounding):
     run = reference("L2/016")
     inputs = run.draw(run.workloads[2])
-    i = upcast(inputs, torch.float64)
+    i = cast(inputs, torch.float64)
     x = i["hidden_states"].flatten(0, 1)
     output, logits = run.call(inputs)
     assert_same_rounding(logits, (x @ i["gate_weight"].T).to(BF16))

@@ -11,16 +11,9 @@ import math
 import pytest
 import torch
 
+from tests.problems.formulas import doubles, equal_share, exact, rounded, silu
+
 BF16 = torch.bfloat16
-
-
-def rounded(x):
-    """Round to bfloat16, and on in float64."""
-    return x.to(BF16).double()
-
-
-def exact(x):
-    return x
 
 
 def vivid(inputs):
@@ -35,18 +28,6 @@ def vivid(inputs):
                 noise = torch.randn(value.shape, generator=generator)
                 made[name] = (first.float() + 0.5 * noise).to(value.dtype)
     return made
-
-
-def doubles(inputs):
-    return {
-        name: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-        for name, v in inputs.items()
-    }
-
-
-def equal_share(actual, expected):
-    """Share of elements that are equal to the last bit."""
-    return (actual == expected.to(actual.dtype)).double().mean().item()
 
 
 def check_rounded(run, workload, formula, assert_matches, share=0.98):
@@ -73,10 +54,6 @@ def rms(x, eps):
 def standardized(x, eps):
     centred = x - x.mean(dim=-1, keepdim=True)
     return centred / torch.sqrt((centred * centred).mean(dim=-1, keepdim=True) + eps)
-
-
-def silu(x):
-    return x * x.sigmoid()
 
 
 def gelu_erf(x):

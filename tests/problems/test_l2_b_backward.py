@@ -10,37 +10,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.problems.formulas import assert_near, cast, doubles
+
 
 def gradients(forward, inputs, names, grads):
     """Gradients of forward(leaves), a dict of float64 leaves in, towards the inputs named."""
-    leaves = {
-        name: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-        for name, v in inputs.items()
-    }
+    leaves = doubles(inputs)
     for name in names:
         leaves[name].requires_grad_()
     outputs = forward(leaves)
     return torch.autograd.grad(outputs, [leaves[name] for name in names], grads.double())
 
 
-def assert_near(actual, expected, rtol=2e-5):
-    """Equal up to float32 arithmetic, measured against the largest element."""
-    assert actual.shape == expected.shape
-    error = (actual.double() - expected.double()).abs().max()
-    assert error <= rtol * expected.abs().max(), f"off by {error / expected.abs().max():.1e}"
-
-
 def assert_near_on_average(actual, expected, share=0.02):
     """For bfloat16: the error's length is a small share of the expectation's."""
     assert (actual.double() - expected).norm() <= share * expected.norm()
-
-
-def as_float32(inputs):
-    """Floating tensors in float32, where nothing rounds to bfloat16 any more."""
-    return {
-        name: v.float() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-        for name, v in inputs.items()
-    }
 
 
 def vivid(x, seed=0):
@@ -141,7 +125,7 @@ def test_decoder_backward_is_the_gradient(reference):
             return output
 
         expected = gradients(forward, precise, names, inputs["grad_output"])
-        exact = run.call(as_float32(precise | saved))
+        exact = run.call(cast(precise | saved, torch.float32))
         for actual, gradient in zip(exact, expected, strict=True):
             assert_near(actual, gradient, rtol=1e-4)
         for actual, gradient in zip(run.call(inputs), expected, strict=True):
@@ -370,7 +354,7 @@ def test_moe_backward_is_the_gradient_of_the_shared_expert_alone(reference):
 
         expected = gradients(forward, inputs, names, inputs["grad_output"])
         consistent = inputs | {name: value.detach() for name, value in saved.items()}
-        grad_hidden, _, *grad_weights = run.call(as_float32(consistent))
+        grad_hidden, _, *grad_weights = run.call(cast(consistent, torch.float32))
         for actual, gradient in zip((grad_hidden, *grad_weights), expected, strict=True):
             assert_near(actual, gradient)
         grad_hidden, grad_router, *grad_weights = run.call(inputs)

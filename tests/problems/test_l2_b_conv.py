@@ -5,16 +5,9 @@ import math
 import pytest
 import torch
 
+from tests.problems.formulas import doubles, equal_share, exact, rounded, silu
+
 BF16 = torch.bfloat16
-
-
-def rounded(x):
-    """Round to bfloat16, and on in float64."""
-    return x.to(BF16).double()
-
-
-def exact(x):
-    return x
 
 
 def vivid(inputs, only=""):
@@ -29,22 +22,6 @@ def vivid(inputs, only=""):
                 noise = torch.randn(value.shape, generator=generator)
                 made[name] = (first.float() + 0.5 * noise).to(value.dtype)
     return made
-
-
-def doubles(inputs):
-    return {
-        name: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-        for name, v in inputs.items()
-    }
-
-
-def equal_share(actual, expected):
-    """Share of elements that are equal to the last bit."""
-    return (actual == expected.to(actual.dtype)).double().mean().item()
-
-
-def silu(x):
-    return x * x.sigmoid()
 
 
 def conv3x3(x, weight, bias):

@@ -3,27 +3,14 @@
 import pytest
 import torch
 
+from tests.problems.formulas import doubles, exact, silu
+
 BF16 = torch.bfloat16
 
 
 def rounded(dtype):
     """Function: round to dtype, and on in float64."""
     return lambda x: x.to(dtype).double()
-
-
-def exact(x):
-    return x
-
-
-def doubles(inputs):
-    return {
-        name: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-        for name, v in inputs.items()
-    }
-
-
-def silu(x):
-    return x * x.sigmoid()
 
 
 def swiglu(x, gate, up, down, r):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sol_gym.problems import list_ids
+from tests.problems.formulas import rms_normalized, rounded
 
 BF16 = torch.bfloat16
 F32 = torch.float32
@@ -13,17 +14,8 @@ LARGEST = torch.finfo(F32).max
 NVFP4 = [f"Quant/{n:03}" for n in (8, 9, 18, 19, 20, 25, 26, 27, 28, 29, 30, 31, 32, 33)]
 
 
-def rounded(x):
-    """Round to bfloat16, and on in float64."""
-    return x.to(BF16).double()
-
-
 def silu(x):
     return x * torch.sigmoid(x)
-
-
-def rms_normalized(x, eps):
-    return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps)
 
 
 # ---- The formats, as tables of their values -------------------------------------------------

@@ -5,16 +5,9 @@ import math
 import pytest
 import torch
 
+from tests.problems.formulas import rms_normalized, rounded
+
 BF16 = torch.bfloat16
-
-
-def rounded(x):
-    """Round to bfloat16, and on in float64."""
-    return x.to(BF16).double()
-
-
-def rms_normalized(x, eps):
-    return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + eps)
 
 
 def test_hyena_rfft_is_the_dft_of_the_padded_rows(reference, assert_matches):

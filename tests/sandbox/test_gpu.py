@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from sol_gym.evaluation import Status
+from sol_gym.sandbox.judge import Request
+from sol_gym.solution import Solution
 from tests.conftest import RMSNORM
+from tests.sandbox.test_fallback import NEEDS_A_SOCKET
 
 pytestmark = pytest.mark.gpu
 
@@ -37,9 +43,6 @@ def judge(tmp_path_factory):
 
 @pytest.fixture
 def judged(judge, toy):
-    from sol_gym.sandbox.judge import Request
-    from sol_gym.solution import Solution
-
     def run(source, **arguments):
         return judge.evaluate(Request(toy, Solution.from_text(source), **arguments))
 
@@ -112,3 +115,61 @@ def test_no_device_memory_is_left_by_workers(judge, judged):
     for _ in range(3):
         judged(RMSNORM)
     assert torch.cuda.mem_get_info()[0] >= before - (64 << 20)
+
+
+PERSISTENT = """
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    torch.cuda._sleep(200_000_000_000)  # A minute and a half: stands for a kernel that never ends.
+torch.cuda.synchronize = lambda device=None: torch.cuda.default_stream().synchronize()
+"""
+
+
+def test_a_kernel_that_keeps_running_while_inputs_are_written_is_caught(judged):
+    outcome = judged(RMSNORM + PERSISTENT, timeout_s=60.0)
+    assert {r.status for r in outcome.results} == {Status.REWARD_HACK}, outcome.results[0].message
+    assert "while its inputs were written" in outcome.results[0].message
+
+
+def test_an_idle_device_is_not_called_busy(judge):
+    assert judge.backend.idle_check is True
+    assert not any(judge.backend.busy() for _ in range(50))
+    assert judge.backend.idle_again(5.0)
+
+
+def test_a_device_that_another_process_works_on_is_called_busy_until_that_ends(judge):
+    code = "import torch; torch.cuda._sleep(20_000_000_000); print(flush=True); torch.cuda.synchronize()"
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        other.stdout.readline()
+        assert judge.backend.busy()
+        assert not judge.backend.idle_again(0.5)
+    finally:
+        other.kill()
+        other.communicate()
+    assert judge.backend.idle_again(5.0)
+    assert not judge.backend.busy()
+
+
+def test_cuda_starts_inside_all_layers_and_none_had_to_be_left_out(judge, judged):
+    assert judged(RMSNORM).results[0].status is Status.PASSED
+    assert judge.left_out == {}
+
+
+def test_a_layer_that_a_trusted_kernel_does_not_get_through_is_left_out(judge, toy, monkeypatch):
+    for name, value in {"_calibration": None, "left_out": {}, "limits": judge.limits}.items():
+        monkeypatch.setattr(judge, name, value)
+    monkeypatch.setattr(judge, "trusted", (toy, Solution.from_text(NEEDS_A_SOCKET)))
+    outcome = judge.evaluate(Request(toy, Solution.from_text(RMSNORM)))
+    assert outcome.results[0].status is Status.PASSED
+    assert set(judge.left_out) == {"seccomp"}
+    assert "a trusted kernel failed" in outcome.isolation["seccomp"]
+
+
+def test_all_layers_hold_with_cuda_inside_them(judge):
+    from sol_gym.sandbox import doctor
+    from sol_gym.sandbox.worker.isolation import missing
+
+    assert missing(judge.probe()) == {}
+    broken = [f for f in doctor.examine(judge) if not f.held]
+    assert broken == []

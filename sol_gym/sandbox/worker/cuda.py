@@ -10,10 +10,15 @@ from __future__ import annotations
 import ctypes
 
 HANDLE_BYTES = 64
+INVALID_VALUE, INVALID_CONTEXT, MAP_FAILED, INVALID_HANDLE = 1, 201, 205, 400
 
 
 class CudaError(RuntimeError):
-    """A driver call failed."""
+    """A driver call failed, with the driver's `code`."""
+
+    def __init__(self, text: str, code: int = INVALID_VALUE):
+        super().__init__(text)
+        self.code = code
 
 
 class _IpcHandle(ctypes.Structure):
@@ -47,7 +52,8 @@ def _check(code: int, call: str) -> None:
     if code:
         text = ctypes.c_char_p()
         _lib().cuGetErrorString(code, ctypes.byref(text))
-        raise CudaError(f"{call} failed: {(text.value or b'unknown error').decode()} ({code})")
+        said = (text.value or b"unknown error").decode()
+        raise CudaError(f"{call} failed: {said} ({code})", code)
 
 
 _PAGE = 2 << 20

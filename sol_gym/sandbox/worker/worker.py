@@ -82,12 +82,14 @@ class Session:
         self.targets: list[list[Any]] = []
         self.specs: list[dict[str, Any]] = []
         self.graph: Any = None
+        self.clock: Any = None
         self.graphs: list[Any] = []
         self.kept: list[Any] = []
 
     # -- loading and binding ------------------------------------------------------------------
 
-    def on_load(self, message: dict[str, Any]) -> dict[str, Any]:
+    def on_start(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Get the device ready. Nothing of a candidate is in this process yet: failing is the machine's fault."""
         import torch
 
         self.on_gpu = message["device"] == "cuda"
@@ -99,12 +101,26 @@ class Session:
             self.capture_stream = torch.cuda.Stream()
         else:
             torch.set_num_threads(message["threads"])
+        if message["arena"]:
+            self.on_arena(message["arena"])
+            self.arena[:1].tolist()  # It can be read, not only mapped.
+        return {"ok": True}
+
+    def on_load(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Run the candidate's module (or load its library)."""
         self.run, self.dps = loading.load(message)
         return {"ok": True, "dps": self.dps}
 
     def on_build(self, message: dict[str, Any]) -> dict[str, Any]:
         """Compile sources (in a worker that does nothing else)."""
         return {"ok": True, "library": building.build(message)}
+
+    def on_attempt(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Try to break out (in a worker that does nothing else; see `sol_gym.sandbox.doctor`)."""
+        from . import attempts
+
+        broke, detail = attempts.run(message["name"], message["about"] | {"page": self.page})
+        return {"ok": True, "broke": broke, "detail": detail}
 
     def on_unmap(self, message: dict[str, Any]) -> dict[str, Any]:
         """Let go of the arena and of everything cached, so that the judge can lay it out anew."""
@@ -244,7 +260,9 @@ class Session:
         self.count = n
         if mode == "eager":
             return {"ok": True, "outputs": []}
-        outputs, self.graph = self._capture(range(n), copy=mode == "graph+copy")
+        outputs, self.graph = self._capture(
+            range(n), copy=mode == "graph+copy", clock=self._graph_clock()
+        )
         if self.dps or mode == "graph+copy":
             return {"ok": True, "outputs": []}
         return self._exported(outputs)
@@ -276,7 +294,16 @@ class Session:
             return {"ok": True, "outputs": []}
         return self._exported(outputs)
 
-    def _capture(self, indices: Any, copy: bool) -> tuple[list[Any], Any]:
+    def _graph_clock(self) -> Any:
+        """Events to record inside the graph, so that launching it is not the candidate's time."""
+        import torch
+
+        self.clock = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(2)]
+        for event in self.clock:
+            event.record()  # The first record creates the event, which is better not captured.
+        return self.clock
+
+    def _capture(self, indices: Any, copy: bool, clock: Any = None) -> tuple[list[Any], Any]:
         import torch
 
         graph = torch.cuda.CUDAGraph()
@@ -285,10 +312,14 @@ class Session:
         with torch.cuda.stream(self.capture_stream):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
+                if clock:
+                    clock[0].record()
                 for index in indices:
                     made = self._call(index, copy)
                     if made is not None:
                         outputs.append(made)
+                if clock:
+                    clock[1].record()
             finally:
                 graph.capture_end()
         self.kept += outputs
@@ -333,18 +364,18 @@ class Session:
         if self.on_gpu:
             import torch
 
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin, end = self.clock or [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         gc.disable()
         while words[GO] != ticket:
             pass
         if self.on_gpu:
-            begin.record()
             if self.graph is not None:
                 self.graph.replay()
             else:
+                begin.record()
                 for index in range(self.count):
                     self._call(index, copy=True)
-            end.record()
+                end.record()
             torch.cuda.synchronize()
             words[DONE] = ticket
             seconds = begin.elapsed_time(end) / 1e3
@@ -387,7 +418,7 @@ class Session:
 
     def on_release(self, message: dict[str, Any]) -> dict[str, Any]:
         """Let go of graphs and outputs, and of memory cached for them."""
-        self.graph, self.graphs, self.kept = None, [], []
+        self.graph, self.graphs, self.kept, self.clock = None, [], [], None
         if self.on_gpu:
             import torch
 

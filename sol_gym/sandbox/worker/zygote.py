@@ -14,6 +14,7 @@ Started by the judge as ``python -I -c ...`` with the file descriptor of its soc
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -25,6 +26,8 @@ from typing import Any
 from . import isolation, wire
 
 _WATCH_INTERVAL_S = 0.02
+_FILES_INTERVAL_S = 0.2
+"""Looking through open files costs more than reading counters."""
 
 
 def main(fd: int, warm: list[str]) -> None:
@@ -35,7 +38,7 @@ def main(fd: int, warm: list[str]) -> None:
         with contextlib.suppress(ImportError):
             __import__(module)
     # Loaded before the forks: a worker cannot read this folder any more.
-    from . import cuda, worker  # noqa: F401
+    from . import attempts, cuda, worker  # noqa: F401
 
     _warm_triton()
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -43,6 +46,7 @@ def main(fd: int, warm: list[str]) -> None:
 
         interpreter.correct_interpreter()
     _block_judge_imports()
+    isolation.needed_folders()  # Looked for once, not in every fork.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Supervisors are reaped by the kernel.
     judge = socket.socket(fileno=fd)
     wire.send(judge, {"event": "ready"})
@@ -51,6 +55,11 @@ def main(fd: int, warm: list[str]) -> None:
         if not data:
             return
         request = json.loads(data)
+        request["user_note"] = _other_user(
+            request
+        )  # Found out here, so that it is known next time.
+        if request["user_note"]:
+            request["uid"] = None
         pid = os.fork()
         if pid == 0:
             judge.close()
@@ -144,24 +153,31 @@ def _supervise(request: dict[str, Any], fds: list[int]) -> None:
     isolation.die_with_parent()
     isolation.adopt_orphans()
     status = socket.socket(fileno=status_fd)
-    layers: isolation.Layers = {}
-    contained = isolation.enter_namespaces(layers) if request["namespaces"] else False
+    layers: isolation.Layers = dict(request["layers"])
+    if request["user_note"]:
+        layers["other_user"] = request["user_note"]
+    uid = request["uid"]
+    contained = False
+    if request["namespaces"]:
+        contained = isolation.enter_namespaces(layers, as_root=uid is not None)
+        if not contained and uid is not None and isolation.enter_namespaces(layers):
+            contained, uid = True, None
+            layers["other_user"] = "not permitted: namespaces need a user namespace here"
     gate_read, gate_write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(gate_write)
-        status.close()
         try:
-            _start(request, layers, contained, control_fd, log_fd, shared, gate_read)
+            _start(request, layers, contained, uid, control_fd, log_fd, status, shared, gate_read)
         finally:
             os._exit(70)
     os.close(gate_read)
-    for descriptor in (control_fd, log_fd, *shared):
+    for descriptor in (control_fd, log_fd):
         os.close(descriptor)
     wire.send(status, {"event": "started", "pid": child, "contained": contained})
     os.write(gate_write, b"go")
     os.close(gate_write)
-    code, reason = _watch(child, request)
+    code, reason = _watch(child, request, shared)
     for pid in isolation.descendants(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -169,22 +185,54 @@ def _supervise(request: dict[str, Any], fds: list[int]) -> None:
         wire.send(status, {"event": "exit", "code": code, "reason": reason})
 
 
-def _watch(child: int, request: dict[str, Any]) -> tuple[int, str]:
-    """Wait for the child's end, enforcing memory and wall time; returns exit code and reason."""
-    deadline = time.monotonic() + request["wall_s"]
+def _other_user(request: dict[str, Any]) -> str | None:
+    """Why a worker cannot be run as the user asked for, or None if it can."""
+    uid = request["uid"]
+    if os.getuid():
+        return "only root can become another user"
+    if uid is None:
+        return "not asked for (SOL_GYM_WORKER_UID)"
+    private = tuple(request["private"] if request["namespaces"] else ())
+    return _reason_against(uid, tuple(_readable(request)), private)
+
+
+def _readable(request: dict[str, Any]) -> list[str]:
+    return sorted({*isolation.needed_folders(), *request["shown"]})
+
+
+@functools.cache
+def _reason_against(uid: int, needed: tuple[str, ...], private: tuple[str, ...]) -> str | None:
+    closed = isolation.unreadable_for(uid, list(needed), list(private))
+    if closed is not None:
+        return f"not possible: {closed} cannot be read by other users"
+    return None if isolation.can_become(uid) else f"not permitted: becoming user {uid}"
+
+
+def _watch(child: int, request: dict[str, Any], shared: list[int]) -> tuple[int, str]:
+    """Wait for the child's end, enforcing memory, tasks and wall time; returns exit code and reason."""
+    start = time.monotonic()
+    most = request["memory_bytes"]
     me = os.getpid()
+    known = {os.fstat(descriptor).st_ino for descriptor in shared}
+    files, looked, over = 0, start, 0
     while True:
         pid, code = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(code), ""
         reason = ""
-        if time.monotonic() > deadline:
+        tree, now = isolation.descendants(me), time.monotonic()
+        arena = sum(os.fstat(descriptor).st_size for descriptor in shared)
+        if now - looked > _FILES_INTERVAL_S:
+            files, looked = isolation.memory_file_bytes(tree, known), now
+        # Twice in a row: while a process starts another, its memory is seen as both of theirs.
+        heavy = most and isolation.memory_bytes(tree, arena, most - files) + files > most
+        over = over + 1 if heavy else 0
+        if now - start > request["wall_s"]:
             reason = f"wall time limit of {request['wall_s']:.0f} s"
-        elif (
-            request["memory_bytes"]
-            and isolation.private_bytes(isolation.descendants(me)) > request["memory_bytes"]
-        ):
-            reason = f"memory limit of {request['memory_bytes'] / 2**30:.1f} GiB"
+        elif over > 1:
+            reason = f"memory limit of {most / 2**30:.2f} GiB"
+        elif isolation.tasks(tree) > request["tasks"]:
+            reason = f"process limit of {request['tasks']}"
         if reason:
             os.kill(child, signal.SIGKILL)
             _, code = os.waitpid(child, 0)
@@ -196,8 +244,10 @@ def _start(
     request: dict[str, Any],
     layers: isolation.Layers,
     contained: bool,
+    uid: int | None,
     control_fd: int,
     log_fd: int,
+    status: socket.socket,
     shared: list[int],
     gate: int,
 ) -> None:
@@ -206,15 +256,35 @@ def _start(
     if os.read(gate, 2) != b"go":
         os._exit(70)
     os.close(gate)
+    scratch = request["scratch"]
+    _join_group(request, layers)
     if contained:
         try:
             isolation.arrange_mounts(
-                request["scratch"], request["hidden"], request["shm_bytes"], layers
-            )
+                scratch, request["scratch_bytes"], os.getuid() if uid is None else uid,
+                request["hidden"], request["private"], _readable(request),
+                request["shm_bytes"], layers, request["leave_out"],
+            )  # fmt: skip
         except OSError as error:
             layers["mount_ns"] = f"mounts failed: {error}"
+    if uid is not None:
+        if layers.get("scratch_limit") is not True:
+            isolation.give(scratch, uid)
+        isolation.become(uid, layers)
+    folder = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
+    socket.send_fds(status, [b"S"], [folder])
+    os.close(folder)
+    status.close()
+    limits = dict(request["rlimits"])
+    if layers.get("user_ns") is True and isolation.counts_processes_by_namespace():
+        limits["NPROC"] = request["tasks"]
+    isolation.confine(
+        scratch, limits, layers, on_gpu=request["on_gpu"], leave_out=request["leave_out"]
+    )
+    if contained:
         worker_pid = os.fork()
         if worker_pid:
+            isolation.be_unreadable()
             os.close(control_fd)
             os.close(log_fd)
             _init(worker_pid)
@@ -226,11 +296,11 @@ def _start(
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     _close_all_but({0, 1, 2, *keep} - {log_fd})
+    layers["closed_descriptors"] = True
     os.sched_setaffinity(0, request["cpus"])
-    isolation.limit(request["rlimits"], layers)
-    isolation.drop_privileges(layers)
     _clean_environment(request)
-    os.chdir(request["scratch"])
+    layers["clean_environment"] = True
+    os.chdir(scratch)
     from . import worker
 
     code = 1
@@ -241,6 +311,19 @@ def _start(
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _join_group(request: dict[str, Any], layers: isolation.Layers) -> None:
+    """Move into the control group that the judge made for this worker."""
+    group = request["cgroup"]
+    layers["cgroup"] = request["cgroup_note"]
+    if group:
+        try:
+            with open(os.path.join(group, "cgroup.procs"), "w") as file:
+                file.write("0")
+            layers["cgroup"] = True
+        except OSError as error:
+            layers["cgroup"] = f"not permitted: {error.strerror}"
 
 
 def _init(worker_pid: int) -> None:
@@ -272,6 +355,8 @@ def _clean_environment(request: dict[str, Any]) -> None:
         TORCHINDUCTOR_CACHE_DIR=os.path.join(cache, "inductor"),
         TORCH_EXTENSIONS_DIR=os.path.join(cache, "extensions"),
         CUDA_CACHE_PATH=os.path.join(cache, "cuda"),
+        USER="worker",
+        LOGNAME="worker",
         **request["environment"],
     )
     import tempfile
