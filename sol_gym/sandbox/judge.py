@@ -520,7 +520,7 @@ class _Run:
         return Series(
             backend, self.arena, self.worker, self.problem, workload, reference, maker, self.plan,
             self.deadline, self.dps, self.outcome.stages_s,
-            self.strict.turn(index) if self.strict else None, watch=self.watch,
+            strict=self.strict.turn(index) if self.strict else None, watch=self.watch,
         )  # fmt: skip
 
     def _measure(

@@ -94,7 +94,7 @@ class Series:
     def __init__(
         self, backend: Backend, arena: Any, worker: Worker, problem: Problem, workload: Workload,
         reference: Reference, maker: InputMaker, plan: Plan, deadline: float, dps: bool,
-        stages: Stages, strict: Turn | None = None, *, watch: bool = False,
+        stages: Stages, *, strict: Turn | None = None, watch: bool = False,
     ):  # fmt: skip
         self.backend, self.arena, self.worker = backend, arena, worker
         self.problem, self.workload, self.reference = problem, workload, reference
