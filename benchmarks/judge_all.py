@@ -15,9 +15,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from sol_gym.device import Device, detect
 from sol_gym.evaluate import Evaluator
 from sol_gym.evaluation import Evaluation
 from sol_gym.problems import list_ids, load, resolve
+from sol_gym.solar import analyze
 from sol_gym.solution import Solution, load_solution
 from sol_gym.store import Store
 
@@ -63,6 +65,17 @@ def _strict_cells(evaluation: Evaluation) -> list[str]:
     ]
 
 
+def _closest(problem_id: str, evaluation: Evaluation, device: Device) -> str:
+    """The least T_k / T_SOL over the workloads; below 1 a bound would be beaten."""
+    workloads = {w.uuid: w for w in load(problem_id).workloads}
+    ratios = [
+        r.timing.t_k_ms / analyze(load(problem_id), workloads[r.uuid], device).t_sol_ms
+        for r in evaluation.results
+        if r.timing and r.uuid in workloads
+    ]
+    return f"{min(ratios):.2f}" if ratios else "-"
+
+
 def main() -> None:
     """Judge, print a line each, write the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -75,10 +88,20 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     store = Store(arguments.out / f"{arguments.what}.jsonl")
-    head = ["problem", "solution", "workloads", "status", "score", "geomean T_b/T_k", "seconds"]
+    head = [
+        "problem",
+        "solution",
+        "workloads",
+        "status",
+        "score",
+        "geomean T_b/T_k",
+        "least T_k/T_SOL",
+        "seconds",
+    ]
     if arguments.profile == "strict":
         head += ["strict error", "strict sets", "strict seconds", "left out"]
     lines = [_row(head), _row(["---"] * len(head))]
+    device = detect()
     with Evaluator() as evaluator:
         for problem_id, label, solution in jobs(arguments.what):
             wanted = arguments.only.split(",")
@@ -95,7 +118,10 @@ def main() -> None:
             score = "-" if evaluation.score is None else f"{evaluation.score:.3f}"
             speedup = "-" if evaluation.speedup is None else f"{evaluation.speedup:.2f}"
             total = len(load(problem_id).workloads)
-            cells = [problem_id, label, f"{good}/{total}", evaluation.status, score, speedup, f"{seconds:.1f}"]  # fmt: skip
+            cells = [
+                problem_id, label, f"{good}/{total}", evaluation.status, score, speedup,
+                _closest(problem_id, evaluation, device), f"{seconds:.1f}",
+            ]  # fmt: skip
             if arguments.profile == "strict":
                 cells += _strict_cells(evaluation)
             lines.append(_row(cells))

@@ -152,7 +152,7 @@ def test_hidden_gpus_are_not_detected(monkeypatch):
 
 def test_state_without_a_gpu_is_unknown_rather_than_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    device_module._nvml_handle.cache_clear()
+    device_module.nvml_handle.cache_clear()
     assert gpu_state() == {"sm_clock_mhz": None, "throttled": False, "locked": False}
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from sol_gym.evaluation import Status
+from sol_gym.sandbox import series
 from sol_gym.sandbox.judge import Request
 from sol_gym.solution import Solution
 from tests.conftest import RMSNORM
@@ -117,22 +118,27 @@ def test_no_device_memory_is_left_by_workers(judge, judged):
     assert torch.cuda.mem_get_info()[0] >= before - (64 << 20)
 
 
-PERSISTENT = """
-# Loading a kernel may wait for those that run: everything is loaded before.
-rows = torch.ones(32, 256, device="cuda", dtype=torch.bfloat16)
-torch.empty_like(rows).copy_(run(rows, rows[0]))
-side = torch.cuda.Stream()
-with torch.cuda.stream(side):
-    torch.cuda._sleep(200_000_000_000)  # A minute and a half: stands for a kernel that never ends.
-torch.cuda.synchronize = lambda device=None: torch.cuda.default_stream().synchronize()
+RESTLESS = """
+import threading
+
+def watch():
+    # Stands for a kernel that stays on the GPU; one that never ended would stop its own author.
+    side = torch.cuda.Stream()
+    while True:
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(200_000_000)  # A tenth of a second.
+        side.synchronize()
+
+threading.Thread(target=watch, daemon=True).start()
 """
 
 
-def test_a_kernel_that_keeps_running_while_inputs_are_written_is_caught(judged):
-    outcome = judged(RMSNORM + PERSISTENT, timeout_s=60.0)
-    last = outcome.results[-1]  # It is looked for at random: the first workload may not see it.
-    assert last.status is Status.REWARD_HACK, last.message
-    assert "while its inputs were written" in last.message
+def test_a_kernel_that_runs_while_inputs_are_written_is_caught(judged, monkeypatch):
+    monkeypatch.setattr(series, "_IDLE_CHECK_SHARE", 1.0)
+    outcome = judged(RMSNORM + RESTLESS, timeout_s=40.0)
+    (result,) = outcome.results[:1]
+    assert result.status is Status.REWARD_HACK, result.message
+    assert "while its inputs were written" in result.message
 
 
 def test_an_idle_device_is_not_called_busy(judge):
