@@ -173,6 +173,7 @@ class Comparison:
 
 
 _MEANING = {
+    "timed": "inputs of timed calls",
     "plain": "inputs where every one matters (no weights of ones, no biases of zeros)",
     "rows": "inputs whose rows differ in scale, with outliers and means that are not zero",
     "tiny": "small inputs",

@@ -4,6 +4,8 @@ A float64 run of the reference can be far slower than the candidate, so there is
 
 - On every workload at least one variant is *due*: it is compared whatever it takes. Over the
   workloads all variants are. Which is due where is secret and new in every evaluation.
+- On one workload a call of a timed batch, on its compatible inputs, is due as well: a kernel that
+  tells strict sets from others and is less exact in what is timed would show there.
 - The others are compared too while time is left: so much a workload, and over the evaluation a
   share of what everything else takes. Small workloads (milliseconds a set) get all of them.
 - Where even the sets that are due take longer than everything else, most of them are left out.
@@ -16,7 +18,10 @@ import time
 from collections.abc import Iterable
 from random import Random
 
-__all__ = ["Schedule", "Turn"]
+__all__ = ["TIMED", "Schedule", "Turn"]
+
+TIMED = "timed"
+"""Compatible inputs of a timed batch, in the place of a variant's name."""
 
 _WORKLOAD_S = 1.0
 _EVALUATION_S = 1.5
@@ -41,6 +46,8 @@ class Schedule:
         self.random = secrets.SystemRandom() if seed is None else Random(seed)
         self.uncovered = set(self.variants)
         """Variants that have been compared on no workload yet."""
+        self.timed_on = self.random.randrange(max(1, workloads))
+        """The workload on which a timed call is due."""
         self.spent_s = 0.0
         self._begin = time.perf_counter()
 
@@ -76,6 +83,8 @@ class Turn:
         self.variants = (*due, *others)
         """In the order to ask for them."""
         self._schedule, self._index, self._due = schedule, index, set(due)
+        if index == schedule.timed_on:
+            self._due.add(TIMED)
         self._spent_s = self._longest_s = 0.0
         self._compared = False
         self._forgone = schedule.due_is_too_slow and schedule.random.random() > _DUE_CHANCE

@@ -27,7 +27,7 @@ from .oracle import OracleUnsupported
 from .precision import Yardstick
 from .process import Worker, WorkerGone
 from .reference import InvalidReference, Reference
-from .schedule import Turn
+from .schedule import TIMED, Turn
 from .stages import Stages
 from .timing import Calibration, Measured, Plan, SingleRound, sets_for, singles_would_count
 from .worker import wire
@@ -333,11 +333,15 @@ class Series:
         for index, variant in enumerate(kinds):
             if variant is None or not self._admitted(variant):
                 continue
-            with self.stages.timed("strict"):
-                start, before = time.perf_counter(), self.comparison.strict_rounds
-                self._verify(index, privates[index], variant)
-                compared = self.comparison.strict_rounds > before
-                self.strict.record(variant, time.perf_counter() - start, compared)
+            self._compare_strictly(variant, index, privates[index])
+
+    def _compare_strictly(self, variant: str, index: int, private: Private) -> None:
+        assert self.strict is not None
+        with self.stages.timed("strict"):
+            start, before = time.perf_counter(), self.comparison.strict_rounds
+            self._verify(index, private, variant)
+            compared = self.comparison.strict_rounds > before
+            self.strict.record(variant, time.perf_counter() - start, compared)
 
     def _release_cached(self) -> None:
         """A float64 run leaves the judge with cached memory that the worker may need."""
@@ -403,8 +407,9 @@ class Series:
     def _repeat(self, measured: Measured, repeats: int) -> None:
         """Counted batches; those during which clocks throttled are done again, a few times."""
         retries = 0
+        strict = _random.randrange(repeats)
         while len(measured.judge_s) < repeats:
-            judge, own = self._batch()
+            judge, own = self._batch(strict=len(measured.judge_s) == strict)
             state = self.backend.state()
             if state["throttled"] and retries < self.plan.max_retries:
                 retries += 1
@@ -492,8 +497,11 @@ class Series:
             )
         raise WorkedWhileStopped("the solution's work ran on the GPU while its inputs were written")
 
-    def _batch(self) -> tuple[float, float]:
-        """One timed batch: seconds by the judge's clock and by the worker's."""
+    def _batch(self, *, strict: bool = False) -> tuple[float, float]:
+        """One timed batch: seconds by the judge's clock and by the worker's.
+
+        With `strict`, and if the profile is, a call is also held to the strict yardstick.
+        """
         n = self.used
         if self.varying:
             self._renew_scalars(partial(self._prepare, "prepare", self._mode, n))
@@ -523,6 +531,9 @@ class Series:
         own_s = replies.seconds(accepted(self.worker.receive(self._left())))
         for index in chosen:
             self._verify(index, privates[index])
+        if strict and self.strict is not None and self._admitted(TIMED):
+            self._compare_strictly(TIMED, chosen[0], privates[chosen[0]])
+            self._release_cached()
         for row, sample in zip(snapshots, taken, strict=True):
             for (raw, where), bytes_then in zip(row, sample, strict=True):
                 if not torch.equal(raw[where], bytes_then):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sol_gym.sandbox import schedule
-from sol_gym.sandbox.schedule import Schedule
+from sol_gym.sandbox.schedule import TIMED, Schedule
 
 VARIANTS = ("plain", "rows", "tiny", "huge")
 
@@ -86,3 +86,14 @@ def test_time_is_a_share_of_what_everything_else_takes(monkeypatch):
 
 def test_without_variants_nothing_is_due():
     assert Schedule((), 3).turn(0).variants == ()
+
+
+@pytest.mark.parametrize("workloads", [1, 5])
+def test_a_timed_call_is_due_on_one_workload_however_slow(workloads):
+    plan = Schedule(VARIANTS, workloads)
+    admitted = []
+    for index in range(workloads):
+        turn = plan.turn(index)
+        turn.record(turn.variants[0], 3.0, True)
+        admitted.append(turn.admits(TIMED))
+    assert sum(admitted) == 1 and admitted[plan.timed_on]

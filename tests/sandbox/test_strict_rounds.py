@@ -142,3 +142,19 @@ def test_a_kernel_that_knows_the_listed_sizes_alone_fails_where_an_axis_is_free(
     outcome = judged(listed_only, free, inputs_profile="strict")
     assert [r.status for r in outcome.results].count(Status.INCORRECT_NUMERICAL) == 1
     assert "a size that is not listed" in outcome.results[0].message
+
+
+def test_what_is_timed_is_held_to_the_yardstick_too(judged, wide):
+    """A kernel that is exact in the correctness rounds, and coarse where nobody looks closely."""
+    source = RMSNORM.replace("def run(", "def right(") + (
+        "\ncalls = []\ndef run(x, weight):\n"
+        "    y = right(x, weight)\n"
+        "    calls.append(None)\n"
+        "    if len(calls) > 8:\n"
+        "        y = (y.float() * (1 + 0.045 * torch.rand_like(y, dtype=torch.float32))).to(y.dtype)\n"
+        "    return y\n"
+    )
+    assert judged(source, wide, timing=True).results[0].status is Status.PASSED
+    result = judged(source, wide, inputs_profile="strict", timing=True).results[0]
+    assert result.status is Status.INCORRECT_NUMERICAL, result.correctness
+    assert "timed calls" in result.message
