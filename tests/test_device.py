@@ -62,26 +62,38 @@ def test_published_b200_figures_are_per_cycle_at_1500_mhz():
 
 def test_hopper_has_no_four_bit_units_and_runs_them_at_the_fp8_rate():
     h200 = get_device("h200")
-    assert h200.rate("nvfp4_tc") == h200.rate("fp8_tc") == 1979e12
+    assert h200.rate("nvfp4_tc") == h200.rate("fp8_tc")
 
 
 def test_float32_accuracy_takes_the_fastest_way_there_is():
     h200 = get_device("h200")
-    assert h200.rate("fp32") == pytest.approx(989e12 / 3)  # three passes of float16 halves
+    fp16, bf16, tf32, fma = (h200.peak_flops[x] for x in ("fp16", "bf16", "tf32", "fp32"))
+    assert h200.rate("fp32") == fp16 / 3  # three passes of float16 halves
 
     def with_peaks(**peaks: float) -> Device:
         return h200.model_copy(update={"peak_flops": h200.peak_flops | peaks})
 
-    assert with_peaks(fp16=100e12).rate("fp32") == pytest.approx(989e12 / 6)
-    assert with_peaks(fp16=100e12, bf16=100e12).rate("fp32") == pytest.approx(494e12 / 3)
-    assert with_peaks(fp16=100e12, bf16=100e12, tf32=90e12).rate("fp32") == 67e12
+    assert with_peaks(fp16=100e12).rate("fp32") == pytest.approx(bf16 / 6)
+    assert with_peaks(fp16=100e12, bf16=100e12).rate("fp32") == pytest.approx(tf32 / 3)
+    assert with_peaks(fp16=100e12, bf16=100e12, tf32=90e12).rate("fp32") == fma
 
 
-def test_tensor_rates_are_units_times_clock():
-    # 2048 bf16 multiply-adds per SM and clock on Hopper; a wrong clock would scale wrongly.
-    h200 = get_device("h200")
-    units = h200.rate("bf16_tc") / 2 / h200.sm_count / (h200.sm_clock_mhz * 1e6)
-    assert units == pytest.approx(2048, rel=1e-3)
+@pytest.mark.parametrize(
+    ("key", "mhz", "units", "datasheet"),
+    [("h200", 1980, 2048, 989e12), ("h100", 1980, 2048, 989e12), ("b200", 1965, 4096, 2250e12)],
+)
+def test_tensor_rates_are_units_times_the_highest_clock(key, mhz, units, datasheet):
+    # An H200 was seen at 1,980 MHz: a bound at the datasheet's rate (1,830 MHz) could be beaten.
+    device = get_device(key)
+    assert device.sm_clock_mhz == mhz
+    assert device.rate("bf16_tc") == pytest.approx(2e6 * units * device.sm_count * mhz)
+    assert device.rate("bf16_tc") > 1.05 * datasheet
+    assert device.rate("fp8_tc") == 2 * device.rate("bf16_tc") == 4 * device.rate("tf32_tc")
+
+
+def test_datasheet_rates_of_hopper_are_those_at_1830_mhz():
+    for unit, rate in {"bf16_tc": 989e12, "tf32_tc": 494e12, "fp8_tc": 1979e12}.items():
+        assert get_device("h200").at_clock(1830).rate(unit) == pytest.approx(rate, rel=2e-3)
 
 
 def test_another_clock_scales_rates_and_leaves_memory_alone():
@@ -125,6 +137,14 @@ def test_unknown_names_suggest_near_ones():
 def test_gpus_are_recognised_by_name(monkeypatch, name, key):
     monkeypatch.setattr(device_module, "_gpu", lambda: GpuProperties(name))
     assert detect() == get_device("auto") == get_device(key)
+
+
+def test_board_that_may_run_faster_than_its_model_gets_higher_rates(monkeypatch):
+    monkeypatch.setattr(
+        device_module, "_gpu", lambda: GpuProperties("NVIDIA H200", max_sm_clock_mhz=2079)
+    )
+    assert detect().key == "h200" and detect().sm_clock_mhz == 2079
+    assert detect().rate("bf16_tc") == pytest.approx(1.05 * get_device("h200").rate("bf16_tc"))
 
 
 def test_gpu_of_a_known_architecture_is_modelled_from_its_properties(monkeypatch):

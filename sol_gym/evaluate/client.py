@@ -110,13 +110,13 @@ class Evaluator:
         solution = as_solution(solution)
         if (fault := syntax_fault(solution)) is not None:
             return self._refused(
-                problem, solution, inputs_profile, Status.COMPILE_ERROR, fault, None
+                problem, solution, inputs_profile, bound_set, Status.COMPILE_ERROR, fault, None
             )
         findings = sources_audit.audit(solution) if self.audit else None
         if vetoes := sources_audit.vetoes(findings or []):
             why = f"refused by the audit of the source: {vetoes[0]}"
             return self._refused(
-                problem, solution, inputs_profile, Status.REWARD_HACK, why, findings
+                problem, solution, inputs_profile, bound_set, Status.REWARD_HACK, why, findings
             )
         message = {
             "cmd": "evaluate",
@@ -139,8 +139,8 @@ class Evaluator:
         return self._request({"cmd": "describe"}, 120.0, on_progress)
 
     def _refused(
-        self, problem: Problem, solution: Solution, inputs_profile: str, status: Status, message: str,
-        findings: list[Finding] | None,
+        self, problem: Problem, solution: Solution, inputs_profile: str, bound_set: BoundSet,
+        status: Status, message: str, findings: list[Finding] | None,
     ) -> Evaluation:  # fmt: skip
         """An evaluation without a judge: the source itself decides it."""
         return Evaluation(
@@ -155,6 +155,7 @@ class Evaluator:
                 device_name=self.device.name,
                 profile=problem.profile,
                 inputs_profile=inputs_profile,
+                bound_set=bound_set,
                 problem_hash=problem.content_hash,
                 solution_hash=solution.content_hash,
                 versions={"sol_gym": sol_gym.__version__},
