@@ -38,6 +38,7 @@ from .spaces import Utf8
 
 if TYPE_CHECKING:
     from sol_gym.evaluate import Evaluator
+    from sol_gym.evaluate.bounds import BoundSet
 
 __all__ = ["KernelEnv"]
 
@@ -91,6 +92,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
         device: str = "auto",
         profile: ProfileName | None = None,
         inputs_profile: InputsProfile = "strict",
+        bound_set: BoundSet = "solar",
         workloads: Sequence[int] | None = None,
         reward: str | Reward = "score",
         target_score: float | None = 0.95,
@@ -109,6 +111,8 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             inputs_profile: what correctness is judged on. `strict` (the default: a reward must
                 not be had by what published draws hide) adds sets on which every input matters and
                 measures errors against float64; `compatible` is the published draws alone.
+            bound_set: whose T_SOL the score is measured against: `solar` (ours), or `published`:
+                the figures published for the full workloads of the library's problems on a B200.
             workloads: indices of the workloads to judge on; None is all.
             reward: name of a reward, or a `Reward`.
             target_score: score at which an episode terminates; None is never. The default, 0.95, is
@@ -122,7 +126,8 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             render_mode: None, `ansi` (render() returns the text) or `human` (printed as it goes).
 
         Raises:
-            ProblemError: there is no such problem, profile or workload.
+            ProblemError: there is no such problem, profile or workload, or no published bound for
+                it on this device.
             DeviceError: there is no such device.
             ValueError: another argument is out of range.
         """
@@ -135,16 +140,21 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             raise ValueError(f"target_score is {target_score}, expected None or a score in (0, 1]")
 
         # Local, so that importing the environments stays light.
-        from sol_gym.device import get_device
+        from sol_gym.device import device_to_judge_on
+        from sol_gym.evaluate.bounds import BoundSet, bound_times
         from sol_gym.evaluate.client import as_problem
 
-        self._device_model = get_device(device)
+        _check_choice("bound_set", bound_set, get_args(BoundSet))
+        self._device_model = device_to_judge_on(device)
         self.device: str = self._device_model.key
         self.problem = as_problem(problem, profile, self._device_model)
         if workloads is not None:
             self.problem = self.problem.with_workloads(list(workloads))
+        if bound_set == "published":
+            bound_times(self.problem, self._device_model, bound_set)  # raises where there are none
         self.reward: Reward = get_reward(reward)
         self.inputs_profile = inputs_profile
+        self.bound_set: BoundSet = bound_set
         self.target_score = target_score
         self.max_turns = max_turns
         self.timeout_s = timeout_s
@@ -279,6 +289,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
             solution,
             profile=self.problem.profile,
             inputs_profile=self.inputs_profile,
+            bound_set=self.bound_set,
             seed=self._turn_seed() if self._seeded else None,
             timeout_s=self.timeout_s,
         )
@@ -303,6 +314,7 @@ class KernelEnv(gymnasium.Env[dict[str, Any], str]):
                 device_name="",
                 profile=self.problem.profile,
                 inputs_profile=self.inputs_profile,
+                bound_set=self.bound_set,
                 problem_hash=self.problem.content_hash,
                 solution_hash=digest,
                 seeded=self._seeded,

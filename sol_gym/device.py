@@ -1,10 +1,11 @@
 """Device models: what the hardware can do at most, and which one is here.
 
-A bound is only as good as its peaks: they must not be beatable, so GPU models hold the vendor's
-dense datasheet rates (or architectural units times the clock), and the CPU model what this machine
-has shown at its best, with headroom (`calibration`). Adding a GPU is adding one entry to `_MODELS`
-and its name to `_NVML_NAMES`; a GPU that has none is modelled from its own properties where its
-architecture is known.
+A bound is only as good as its peaks: they must not be beatable. GPU models hold the vendor's dense
+datasheet rates (or architectural units times the clock) with the clock that these hold at, and a
+board that is here and may run faster gets them at its own highest clock (`detect`). The CPU model
+is what this machine has shown at its best, with headroom (`calibration`). Adding a GPU is adding
+one entry to `_MODELS` and its name to `_NVML_NAMES`; a GPU that has none is modelled from its own
+properties where its architecture is known.
 """
 
 from __future__ import annotations
@@ -122,14 +123,48 @@ class Device(BaseModel):
         )
 
 
+class _Architecture(NamedTuple):
+    """FMAs per SM and clock of each class, and sizes, of one compute capability."""
+
+    nvfp4: int
+    fp8: int
+    bf16: int
+    tf32: int
+    fp32: int
+    fp64: int
+    l2_bytes: int
+    shared_bytes: int
+
+
+_ARCHITECTURES = {
+    (8, 0): _Architecture(1024, 1024, 1024, 512, 64, 64, 40 * _MIB, 164 * 1024),
+    (9, 0): _Architecture(4096, 4096, 2048, 1024, 128, 128, 60 * _MIB, 228 * 1024),
+    (10, 0): _Architecture(16384, 8192, 4096, 2048, 128, 64, 126 * _MIB, 228 * 1024),
+}
+"""Source: NVIDIA's A100, H100 and B200 architecture papers, and the CUDA programming guide."""
+
+
+def _peaks(capability: tuple[int, int], sms: int, mhz: int) -> dict[str, float]:
+    """Peak FLOP/s of each class: 2 x units per SM x SMs x clock."""
+    architecture = _ARCHITECTURES[capability]
+    units = {
+        name: getattr(architecture, name)
+        for name in ("bf16", "tf32", "fp8", "nvfp4", "fp32", "fp64")
+    }
+    return {
+        name: 2e6 * count * sms * mhz for name, count in ({"fp16": units["bf16"]} | units).items()
+    }
+
+
+_HOPPER_SMS, _HOPPER_MHZ = 132, 1830
 _HOPPER_RATES = {
     "bf16": 989e12, "fp16": 989e12, "tf32": 494e12, "fp8": 1979e12, "nvfp4": 1979e12,
     "fp32": 67e12, "fp64": 67e12,
 }  # fmt: skip
 _HOPPER_SOURCES = {
     "peak_flops": "NVIDIA H100/H200 SXM datasheet, dense; nvfp4 has no units and runs at the fp8 rate",
-    "sm_clock_mhz": "clock behind the datasheet's tensor rates: 989e12 / (132 SMs x 2048 FMA x 2); "
-    "its fp32 rate is that at the 1980 MHz maximum",
+    "sm_clock_mhz": "clock behind the datasheet's tensor rates: 989e12 / (132 SMs x 2,048 FMA x 2); "
+    "boards may run at 1,980, which `detect` allows for",
     "sfu_ops": "132 SMs x 16 special-function units x 1.83 GHz",
     "l2_bytes": "reported by the driver (cudaDeviceProp.l2CacheSize)",
     "shared_bytes_per_sm": "CUDA programming guide, compute capability 9.0",
@@ -140,10 +175,10 @@ _MODELS: dict[str, dict[str, Any]] = {
     "h200": {
         "name": "NVIDIA H200",
         "compute_capability": (9, 0),
-        "sm_count": 132,
-        "sm_clock_mhz": 1830,
+        "sm_count": _HOPPER_SMS,
+        "sm_clock_mhz": _HOPPER_MHZ,
         "peak_flops": _HOPPER_RATES,
-        "sfu_ops": 3864.96e9,
+        "sfu_ops": 16e6 * _HOPPER_SMS * _HOPPER_MHZ,
         "bandwidth_bytes_per_s": 4.8e12,
         "l2_bytes": 60 * _MIB,
         "shared_bytes_per_sm": 228 * 1024,
@@ -154,10 +189,10 @@ _MODELS: dict[str, dict[str, Any]] = {
     "h100": {
         "name": "NVIDIA H100 80GB HBM3",
         "compute_capability": (9, 0),
-        "sm_count": 132,
-        "sm_clock_mhz": 1830,
+        "sm_count": _HOPPER_SMS,
+        "sm_clock_mhz": _HOPPER_MHZ,
         "peak_flops": _HOPPER_RATES,
-        "sfu_ops": 3864.96e9,
+        "sfu_ops": 16e6 * _HOPPER_SMS * _HOPPER_MHZ,
         "bandwidth_bytes_per_s": 3.35e12,
         "l2_bytes": 50 * _MIB,
         "shared_bytes_per_sm": 228 * 1024,
@@ -171,10 +206,7 @@ _MODELS: dict[str, dict[str, Any]] = {
         "compute_capability": (10, 0),
         "sm_count": 148,
         "sm_clock_mhz": 1965,
-        "peak_flops": {
-            "bf16": 2383e12, "fp16": 2383e12, "tf32": 1192e12, "fp8": 4766e12, "nvfp4": 9531e12,
-            "fp32": 80e12, "fp64": 40e12,
-        },
+        "peak_flops": _peaks((10, 0), 148, 1965) | {"fp32": 80e12, "fp64": 40e12},
         "sfu_ops": 148 * 16 * 1.965e9,
         "bandwidth_bytes_per_s": 8e12,
         "l2_bytes": 126 * _MIB,
@@ -182,11 +214,11 @@ _MODELS: dict[str, dict[str, Any]] = {
         "register_bytes_per_sm": 256 * 1024,
         "memory_bytes": 180 * 10**9,
         "sources": {
-            "peak_flops": "tensor units: 148 SMs x 4096 bf16 FMA x 2 x the clock, twice that for "
-            "fp8 and four times for nvfp4, half for tf32 (the datasheet's 2.25, 4.5 and 9 PFLOP/s "
-            "hold at 1856 MHz); fp32, fp64: NVIDIA HGX B200 datasheet",
+            "peak_flops": "tensor units: 148 SMs x 4,096 bf16 FMA x 2 x the maximum clock, twice "
+            "that for fp8 and four times for nvfp4, half for tf32 (the datasheet's 2.25, 4.5 and 9 "
+            "PFLOP/s hold at 1,856 MHz); fp32, fp64: NVIDIA B200 datasheet, more than units x clock",
             "bandwidth_bytes_per_s": "NVIDIA HGX B200 datasheet: 8 TB/s",
-            "sm_clock_mhz": "boost clock as reported by the driver",
+            "sm_clock_mhz": "maximum SM clock that NVML reports",
         },
     },
     "b200-1500": {
@@ -241,8 +273,25 @@ def get_device(key: str = "auto") -> Device:
     return Device(key=key, fingerprint=key, **_MODELS[key])
 
 
+def device_to_judge_on(key: str = "auto") -> Device:
+    """Like `get_device`, but the key of the GPU that is here means that board (`detect`).
+
+    Raises:
+        DeviceError: see `get_device`.
+    """
+    model = get_device(key)
+    if key in ("auto", "cpu") or _gpu() is None:
+        return model
+    here = detect()
+    return here if here.key == key else model
+
+
 def detect() -> Device:
     """The model of the first visible NVIDIA GPU, or of this CPU where there is none.
+
+    Compute rates are at the highest clock that NVML reports for the board, if that is above the one
+    that the model's rates hold at (an H200 may run at 1,980 MHz, its datasheet's rates are for
+    1,830): a kernel at full boost must not beat a bound.
 
     Raises:
         DeviceError: there is a GPU that no model describes and none can be derived for.
@@ -252,7 +301,10 @@ def detect() -> Device:
         return calibrate_cpu()
     for part, key in _NVML_NAMES:
         if part in gpu.name:
-            return get_device(key)
+            model = get_device(key)
+            if gpu.max_sm_clock_mhz <= (model.sm_clock_mhz or 0):
+                return model
+            return model.at_clock(gpu.max_sm_clock_mhz).model_copy(update={"key": key})
     return derive(gpu)
 
 
@@ -285,27 +337,6 @@ class GpuProperties(NamedTuple):
     memory_bytes: int = 0
 
 
-class _Architecture(NamedTuple):
-    """FMAs per SM and clock of each class, and sizes, of one compute capability."""
-
-    nvfp4: int
-    fp8: int
-    bf16: int
-    tf32: int
-    fp32: int
-    fp64: int
-    l2_bytes: int
-    shared_bytes: int
-
-
-_ARCHITECTURES = {
-    (8, 0): _Architecture(1024, 1024, 1024, 512, 64, 64, 40 * _MIB, 164 * 1024),
-    (9, 0): _Architecture(4096, 4096, 2048, 1024, 128, 128, 60 * _MIB, 228 * 1024),
-    (10, 0): _Architecture(16384, 8192, 4096, 2048, 128, 64, 126 * _MIB, 228 * 1024),
-}
-"""Source: NVIDIA's A100, H100 and B200 architecture papers, and the CUDA programming guide."""
-
-
 def derive(gpu: GpuProperties) -> Device:
     """A model made of a GPU's properties: units per SM times SMs times clock, and the memory bus.
 
@@ -320,12 +351,8 @@ def derive(gpu: GpuProperties) -> Device:
             "derived; add its datasheet's figures to sol_gym/device.py (_MODELS and _NVML_NAMES) "
             f"or use --device cpu; known: {', '.join(known_devices())}"
         )
+    assert gpu.compute_capability is not None
     sms = gpu.cores // architecture.fp32
-    clock = gpu.max_sm_clock_mhz * 1e6
-    classes = {"fp16": architecture.bf16} | {
-        name: getattr(architecture, name)
-        for name in ("bf16", "tf32", "fp8", "nvfp4", "fp32", "fp64")
-    }
     key = "-".join(gpu.name.lower().replace("nvidia", "").split())
     return Device(
         key=key,
@@ -333,8 +360,8 @@ def derive(gpu: GpuProperties) -> Device:
         compute_capability=gpu.compute_capability,
         sm_count=sms,
         sm_clock_mhz=gpu.max_sm_clock_mhz,
-        peak_flops={name: 2.0 * units * sms * clock for name, units in classes.items()},
-        sfu_ops=16.0 * sms * clock,
+        peak_flops=_peaks(gpu.compute_capability, sms, gpu.max_sm_clock_mhz),
+        sfu_ops=16e6 * sms * gpu.max_sm_clock_mhz,
         # Double data rate: two transfers a clock.
         bandwidth_bytes_per_s=2e6 * gpu.max_memory_clock_mhz * gpu.memory_bus_bits / 8,
         l2_bytes=architecture.l2_bytes,

@@ -13,6 +13,7 @@ from sol_gym.device import (
     GpuProperties,
     derive,
     detect,
+    device_to_judge_on,
     get_device,
     gpu_state,
     known_devices,
@@ -125,6 +126,17 @@ def test_unknown_names_suggest_near_ones():
 def test_gpus_are_recognised_by_name(monkeypatch, name, key):
     monkeypatch.setattr(device_module, "_gpu", lambda: GpuProperties(name))
     assert detect() == get_device("auto") == get_device(key)
+
+
+def test_a_board_that_may_run_faster_than_the_datasheet_gets_higher_rates(monkeypatch):
+    board = GpuProperties("NVIDIA H200", max_sm_clock_mhz=1980)
+    monkeypatch.setattr(device_module, "_gpu", lambda: board)
+    for here in (detect(), device_to_judge_on("auto"), device_to_judge_on("h200")):
+        assert (here.key, here.sm_clock_mhz) == ("h200", 1980)
+        # 132 SMs x 2,048 multiply-adds at that clock.
+        assert here.rate("bf16_tc") == pytest.approx(2e6 * 132 * 2048 * 1980, rel=1e-3)
+    assert get_device("h200").rate("bf16_tc") == 989e12
+    assert device_to_judge_on("b200") == get_device("b200")
 
 
 def test_gpu_of_a_known_architecture_is_modelled_from_its_properties(monkeypatch):

@@ -33,6 +33,7 @@ for command in (
     demo.demo,
     evaluation.evaluate,
     bounds.sol,
+    bounds.learn_rules,
     audit.audit,
     redteam.redteam,
     problems.problems,

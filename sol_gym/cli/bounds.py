@@ -51,6 +51,12 @@ if TYPE_CHECKING:
 )
 @click.option("--explain", is_flag=True, help="Say what the bound is made of, and how to reach it.")
 @click.option(
+    "--check",
+    is_flag=True,
+    help="With --explain: also change elements that are said to be read, one by one, and see "
+    "whether an output changes (small workloads, on the CPU).",
+)
+@click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the explanation as a page.",
@@ -76,7 +82,7 @@ if TYPE_CHECKING:
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True)
 def sol(
     problem: str | None, device: str | None, profile: str | None, workload: int | None, seed: int,
-    bound_set: str, precision: str, explain: bool, html: Path | None, as_json: bool, every: bool,
+    bound_set: str, precision: str, explain: bool, check: bool, html: Path | None, as_json: bool, every: bool,
     compare: str | None, csv_file: Path | None, jobs: int, blobs: Path | None,
 ) -> None:  # fmt: skip
     """T_SOL of PROBLEM (an id or a folder) on a device: the time no correct kernel can beat.
@@ -90,6 +96,8 @@ def sol(
         raise click.UsageError("give a PROBLEM or --all, not both")
     if csv_file and not compare:
         raise click.UsageError("--csv needs --compare published")
+    if check and not explain:
+        raise click.UsageError("--check needs --explain")
     if every and (workload is not None or explain or html):
         raise click.UsageError("--workload, --explain and --html need a PROBLEM")
     model = get_device(device or ("b200-1500" if compare else "auto"))
@@ -109,6 +117,8 @@ def sol(
         chosen = chosen.with_workloads([workload])
     if explain or html:
         _explain(chosen, model, seed, precision, html, explain, as_json)
+        if check:
+            _check(chosen, seed)
     elif bound_set == "published":
         _published(chosen, model, as_json)
     else:
@@ -187,6 +197,57 @@ def _explain(
             click.echo(explanation.model_dump_json())
         elif text:
             click.echo(f"{explanation}\n")
+
+
+def _check(problem: Problem, seed: int) -> None:
+    """Feel every workload's inputs; exit code 1 if something that counts as read is not."""
+    from ..solar.proof import feel
+
+    unfelt = False
+    for item in problem.workloads:
+        for found in feel(problem, item, seed=seed):
+            unfelt |= found.changed < found.tried
+            click.echo(
+                f"{found.tensor}: {found.changed} of {found.tried} elements tried change an output"
+            )
+    if unfelt:
+        click.echo("error: not every element that counts as read changes an output", err=True)
+        sys.exit(1)
+
+
+@click.command("learn-rules")
+@click.argument("problem")
+@click.option("--workload", type=int, default=0, show_default=True, help="Index of the workload.")
+@click.option("--model", required=True, help="Model of the OpenAI-compatible endpoint.")
+@click.option("--base-url", help="Its address; default: OPENAI_BASE_URL. The key: OPENAI_API_KEY.")
+@click.option("--rounds", type=click.IntRange(min=1), default=4, show_default=True)
+def learn_rules(problem: str, workload: int, model: str, base_url: str | None, rounds: int) -> None:
+    """Ask a language model for rules of the operations of PROBLEM that bounds have none for.
+
+    A rule is kept only if executing it gives what torch does; see docs/bounds.md. The exit code is 1
+    if an operation is left without one.
+    """
+    from ..device import get_device
+    from ..evaluate.client import as_problem
+    from ..solar.synthesis import Endpoint, learn
+
+    chosen = as_problem(problem, None, get_device("h200"), None)
+    if not 0 <= workload < len(chosen.workloads):
+        raise click.BadParameter(
+            f"{chosen.id} has workloads 0 to {len(chosen.workloads) - 1}", param_hint="--workload"
+        )
+    outcomes = learn(chosen, chosen.workloads[workload], Endpoint(model, base_url), rounds=rounds)
+    if not outcomes:
+        click.echo(f"{chosen.id}: every operation has a rule")
+    for outcome in outcomes:
+        if outcome.accepted:
+            click.echo(
+                f"{outcome.signature}: accepted after {outcome.rounds} rounds, {outcome.file}"
+            )
+        else:
+            click.echo(f"{outcome.signature}: refused, {outcome.reason}", err=True)
+    if not all(outcome.accepted for outcome in outcomes):
+        sys.exit(1)
 
 
 def _compare(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import sol_gym
 
-from ..device import Device, get_device
+from ..device import Device, device_to_judge_on
 from ..errors import DeviceError, InfrastructureError, ProblemError, SolutionError
 from ..evaluation import Evaluation, Finding, Provenance, Status
 from ..paths import runtime_dir
@@ -64,7 +64,7 @@ class Evaluator:
         self.strict_isolation = (
             _strict_by_environment() if strict_isolation is None else strict_isolation
         )
-        self.device = device if isinstance(device, Device) else get_device(device)
+        self.device = device if isinstance(device, Device) else device_to_judge_on(device)
         self._socket: socket.socket | None = None
         self._owner = os.getpid()
 
@@ -121,13 +121,13 @@ class Evaluator:
         solution = as_solution(solution)
         if (fault := syntax_fault(solution)) is not None:
             return self._refused(
-                problem, solution, inputs_profile, Status.COMPILE_ERROR, fault, None
+                problem, solution, inputs_profile, bound_set, Status.COMPILE_ERROR, fault, None
             )
         findings = sources_audit.audit(solution) if self.audit else None
         if vetoes := sources_audit.vetoes(findings or []):
             why = f"refused by the audit of the source: {vetoes[0]}"
             return self._refused(
-                problem, solution, inputs_profile, Status.REWARD_HACK, why, findings
+                problem, solution, inputs_profile, bound_set, Status.REWARD_HACK, why, findings
             )
         message = {
             "cmd": "evaluate",
@@ -157,8 +157,8 @@ class Evaluator:
         return self._request({"cmd": "describe", "examine": examine}, 180.0, on_progress)
 
     def _refused(
-        self, problem: Problem, solution: Solution, inputs_profile: str, status: Status, message: str,
-        findings: list[Finding] | None,
+        self, problem: Problem, solution: Solution, inputs_profile: str, bound_set: BoundSet,
+        status: Status, message: str, findings: list[Finding] | None,
     ) -> Evaluation:  # fmt: skip
         """An evaluation without a judge: the source itself decides it."""
         return Evaluation(
@@ -173,6 +173,7 @@ class Evaluator:
                 device_name=self.device.name,
                 profile=problem.profile,
                 inputs_profile=inputs_profile,
+                bound_set=bound_set,
                 problem_hash=problem.content_hash,
                 solution_hash=solution.content_hash,
                 versions={"sol_gym": sol_gym.__version__},

@@ -4,7 +4,8 @@ A deviation of more than 5 % needs a cause. Causes live in ``baselines/b200/caus
 a problem. Most are a `Recipe`: how the published figure is arithmetic over the same tensors and
 the same contractions as ours (fp32 at two bytes, a tensor left out, a mask priced dense, 600 cycles
 added). A recipe counts for a workload only if it reproduces the published figure there, so such a
-cause is checked at every run. The rest are stated in words, with the range of ratios they cover.
+cause is checked at every run. Where none does, a `Bracket` says between which two recipes the figure
+lies, which is checked as well. The rest are stated in words, with the range of ratios they cover.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ class _Record(BaseModel):
 class Recipe(_Record):
     """How a published figure is made, in terms of ours: max(bytes / rate, FLOPs / rate) + constant."""
 
-    traffic: Literal["needed", "declared", "none"] = "needed"
-    """Bytes that have to move, all bytes of all inputs and outputs, or none."""
+    traffic: Literal["needed", "declared", "unfused", "none"] = "needed"
+    """Bytes that have to move, all bytes of all inputs and outputs, those of one kernel an
+    operation, or none."""
     omit: tuple[str, ...] = ()
     """Inputs and outputs that are left out of the bytes."""
     whole: tuple[str, ...] = ()
@@ -59,11 +61,15 @@ class Recipe(_Record):
     two_byte: bool = False
     """Whether elements of four bytes are priced at two, and of eight at two."""
     extra: str | None = None
-    """Bytes of intermediates that are counted as well: an expression over axes and scalars."""
+    """Bytes that are counted as well: an expression over axes and scalars."""
+    extra_is: str = "intermediates"
+    """What those bytes are."""
     work: Literal["needed", "written", "none"] = "needed"
     """FLOPs that are needed, as the reference writes them, or none."""
     flops: str | None = None
     """FLOPs as an expression over axes instead, where neither fits."""
+    less: str | None = None
+    """FLOPs that are left out of those needed: an expression over axes."""
     rate: Literal["ours", "bf16", "fp8", "nvfp4"] = "ours"
     """Units: per contraction as ours (float32 at the bf16 rate), or one class for all."""
     factor: float = 1.0
@@ -79,7 +85,9 @@ class Recipe(_Record):
             bound: ours.
         """
         axes = problem.definition.bind(workload.axes)
-        traffic = 0.0 if self.traffic == "none" else sum(self._bytes(problem, workload, bound))
+        traffic = float(bound.unfused_bytes) if self.traffic == "unfused" else 0.0
+        if self.traffic in ("needed", "declared"):
+            traffic = sum(self._bytes(problem, workload, bound))
         if self.extra:
             traffic += evaluate_axis(self.extra, axes)
         times = traffic / _BYTES_PER_MS, self.factor * self._compute(bound, axes)
@@ -110,6 +118,8 @@ class Recipe(_Record):
             return 0.0
         needed = {u: f for u, f in bound.work.items() if u != "fp32_fma"}
         total = sum(needed.values())
+        if self.less:
+            return (total - evaluate_axis(self.less, axes)) / _RATES["bf16"]
         if self.rate != "ours" or not total:
             flops = bound.as_written_flops if self.work == "written" else total
             return flops / _RATES["bf16" if self.rate == "ours" else self.rate]
@@ -120,10 +130,23 @@ class Recipe(_Record):
 
     def __str__(self) -> str:
         """In words, as the cause of a deviation."""
+        return "; ".join(self._parts()) or "rounded to 0.1 us"
+
+    def cause(self, bound: Bound) -> str:
+        """In words, for one workload."""
+        own_rate = self.rate == "ours" and self.work != "none" and not self.flops
+        parts = self._parts()
+        if own_rate and bound.bound_by == "compute:fp32":
+            parts.append("prices float32 products at the bf16 rate")
+        return "; ".join(parts) or "rounded to 0.1 us"
+
+    def _parts(self) -> list[str]:
         parts = []
         if self.traffic == "declared":
             parts.append("counts all declared tensors in full")
-        if self.traffic == "none":
+        if self.traffic == "unfused":
+            parts.append("counts the traffic of one kernel an operation")
+        if self.traffic == "none" and not self.extra:
             parts.append("counts no traffic")
         if self.omit:
             parts.append(f"leaves {', '.join(self.omit)} out of the bytes")
@@ -132,20 +155,42 @@ class Recipe(_Record):
         if self.two_byte:
             parts.append("prices 4-byte elements at 2 bytes")
         if self.extra:
-            parts.append("counts intermediates as traffic")
+            only = "only " * (self.traffic == "none")
+            parts.append(f"counts {only}{self.extra_is} as traffic")
         if self.work == "written":
-            parts.append("prices masked, dead or padded products as dense")
+            parts.append("prices products as written (masked, dead or associated for more)")
         if self.work == "none":
             parts.append("counts no contraction")
         if self.flops:
             parts.append(f"counts {self.flops} FLOP")
+        if self.less:
+            parts.append(f"leaves out {self.less} FLOP")
         if self.factor != 1.0:
             parts.append(f"prices the work at {self.factor:g} times its time")
         if self.rate != "ours":
             parts.append(f"prices all contractions at the {self.rate} rate")
         if self.constant:
             parts.append("adds 600 cycles")
-        return "; ".join(parts) or "rounded to 0.1 us"
+        return parts
+
+
+class Bracket(_Record):
+    """What is known of a figure that no recipe reproduces: two recipes that it lies between."""
+
+    known: str
+    """What can be said about the difference, in words."""
+    low: Recipe
+    high: Recipe
+
+    def __str__(self) -> str:
+        return f"not reproduced: {self.known}; lies between one that {self.low} and one that {self.high}"
+
+    def holds(
+        self, problem: Problem, workload: Workload, bound: Bound, published_ms: float
+    ) -> bool:
+        """Whether a workload's published figure lies between the two."""
+        low, high = (r.milliseconds(problem, workload, bound) for r in (self.low, self.high))
+        return low - _ROUNDING_MS <= published_ms <= high + _ROUNDING_MS
 
 
 class Cause(_Record):
@@ -154,8 +199,10 @@ class Cause(_Record):
     problem: str
     recipes: tuple[Recipe, ...] = ()
     """Tried in order; the first that reproduces a workload's figure is its cause."""
+    brackets: tuple[Bracket, ...] = ()
+    """For what no recipe reproduces: tried after the recipes, in order."""
     stated: str | None = None
-    """A reason in words, for what no recipe reproduces."""
+    """A reason in words, for the rest."""
     ratios: tuple[float, float] | None = None
     """Range of ours / published that the stated reason covers."""
     verified: str = ""
@@ -321,7 +368,10 @@ def attribute(
     recipes = (*(entry.recipes if entry else ()), *_COMMON)
     for recipe in recipes:
         if agrees(recipe.milliseconds(problem, workload, bound), published_ms):
-            return str(recipe), True
+            return recipe.cause(bound), True
+    for bracket in entry.brackets if entry else ():
+        if bracket.holds(problem, workload, bound, published_ms):
+            return str(bracket), False
     if entry is not None and entry.stated is not None:
         low, high = entry.ratios or (0.0, float("inf"))
         if low <= bound.t_sol_ms / max(published_ms, 1e-12) <= high:

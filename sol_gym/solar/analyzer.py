@@ -8,8 +8,10 @@ and is kept, so that asking for another device or again costs nothing.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +30,7 @@ from .contents import Contents
 from .demand import Outcome, find_demand
 from .fact_rules import triangle
 from .facts import Fact, Facts
+from .minimum import least_work
 from .roofline import roofline
 from .rulebook import rulebook
 from .trace import Trace
@@ -55,7 +58,7 @@ class Stages:
 
 
 def run_stages(problem: Problem, workload: Workload, *, seed: int = 0) -> Stages:
-    """Capture, facts and demand of a workload.
+    """Capture, facts, demand and algebraic minima of a workload.
 
     Raises:
         ValuesUnknown: the reference's course depends on values that cost too much to find.
@@ -64,7 +67,8 @@ def run_stages(problem: Problem, workload: Workload, *, seed: int = 0) -> Stages
     trace, contents = capture(problem, workload, seed=seed)
     known = known_inputs(problem, workload)
     facts = Facts(trace, contents, known)
-    return Stages(trace, contents, known, facts, find_demand(trace, facts, contents))
+    outcome = least_work(trace, facts, find_demand(trace, facts, contents))
+    return Stages(trace, contents, known, facts, outcome)
 
 
 class Analysis(BaseModel):
@@ -83,6 +87,7 @@ class Analysis(BaseModel):
     external_macs: int = 0
     external_width: int = 2
     sfu_ops: int = 0
+    rewrites: tuple[str, ...] = ()
 
 
 _remembered: OrderedDict[tuple[str, int, str], Analysis] = OrderedDict()
@@ -191,7 +196,11 @@ def bound_of(
 
 def _analyze(problem: Problem, workload: Workload, seed: int) -> Analysis:
     try:
-        stages = run_stages(problem, workload, seed=seed)
+        with _uncollected():
+            stages = run_stages(problem, workload, seed=seed)
+            analysis = summarize(problem, workload, stages)
+            stages.trace.release()
+        return analysis
     except ValuesUnknown as error:
         # Without a recorded run only the outputs are certain.
         return Analysis(
@@ -202,7 +211,18 @@ def _analyze(problem: Problem, workload: Workload, seed: int) -> Analysis:
             notes=(str(error),),
             complete=False,
         )
-    return summarize(problem, workload, stages)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cycles, which would look at a growing trace again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def summarize(problem: Problem, workload: Workload, stages: Stages) -> Analysis:
@@ -225,6 +245,7 @@ def summarize(problem: Problem, workload: Workload, stages: Stages) -> Analysis:
         external_macs=external_macs,
         external_width=external_width,
         sfu_ops=sum(map(special_functions, outcome.operations)),
+        rewrites=tuple(outcome.rewrites),
     )
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from ..errors import BoundError
+
+if TYPE_CHECKING:
+    from ..device import Device
+    from ..problem import Problem
+    from .proof import Proof
 
 Quality = Literal["narrow", "ok", "loose", "vacuous"]
 _MARKS: tuple[tuple[Quality, float], ...] = (("narrow", 1.25), ("ok", 2.0), ("loose", 10.0))
@@ -46,6 +53,8 @@ class Bound(BaseModel):
     complete: bool
     """False if something was left out for want of knowledge; the bound then holds but is loose."""
     notes: tuple[str, ...] = ()
+    rewrites: tuple[str, ...] = ()
+    """Products that count less because they may be merged or associated in another order."""
     as_written_flops: int = 0
     """FLOPs of all contractions as the reference writes them: dead ones, masked products and
     padding included."""
@@ -73,6 +82,35 @@ class Bound(BaseModel):
     def flops(self) -> int:
         """Contraction work on all units."""
         return sum(self.work.values())
+
+    def proof(self, problem: Problem, device: Device, *, seed: int = 0) -> Proof:
+        """All that this bound adds up, line by line, from the reference again (loads torch).
+
+        Args:
+            problem: the bound's problem, with its workload.
+            device: the model that the bound is for.
+            seed: as of the bound.
+
+        Raises:
+            BoundError: the problem has no such workload, the reference cannot be run, or it gives
+                another bound: the problem, the device or the precision is not this bound's.
+        """
+        from .proof import prove
+
+        workload = next((w for w in problem.workloads if w.uuid == self.workload), None)
+        if workload is None or problem.id != self.problem:
+            raise BoundError(
+                f"this bound is of {self.problem}, workload {self.workload}, which {problem.id} "
+                "does not have"
+            )
+        for precision in ("tolerance", "declared"):
+            proof = prove(problem, workload, device, seed=seed, precision=precision)
+            if proof.bound == self:
+                return proof
+        raise BoundError(
+            f"{problem.id} on {device.key} has a bound of {proof.bound.t_sol_ms:.6g} ms, not "
+            f"{self.t_sol_ms:.6g}: give the problem, device and seed that it was made with"
+        )
 
     def quality(self, best_ms: float) -> Quality:
         """A mark for the headroom to the best known time.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
+from itertools import islice
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ from .trace import Base, Control, Node, Trace, Value, map_values, values_in
 from .views import make_step
 
 _META = torch.device("meta")
+_SEQUENCES = (list, tuple)
 _REFERENCE = "<reference of "
 _VIEWS_IN_PLACE = frozenset(("squeeze_", "unsqueeze_", "transpose_", "t_"))
 
@@ -69,7 +71,7 @@ def capture(problem: Problem, workload: Workload, *, seed: int) -> tuple[Trace, 
             arguments.append(meta)
         else:
             arguments.append(sources[name])
-    outputs = recorder.run(_load_run(problem), arguments)
+    outputs = recorder.run(load_run(problem), arguments)
     _check_outputs(problem, workload, outputs)
     return Trace(inputs, outputs, recorder.steps), contents
 
@@ -108,7 +110,12 @@ def _drawing(arg: TensorArg) -> Callable[[], Tensor]:
     return draw
 
 
-def _load_run(problem: Problem) -> Callable[..., Any]:
+def load_run(problem: Problem) -> Callable[..., Any]:
+    """The reference's function, by executing its source.
+
+    Raises:
+        BoundError: the source fails, or has no function `run`.
+    """
     namespace: dict[str, Any] = {"__name__": "reference"}
     try:
         exec(_compiled(problem.reference, f"{_REFERENCE}{problem.id}>"), namespace)
@@ -146,8 +153,8 @@ class _Operation(NamedTuple):
 
     name: str
     overload: str
-    parameters: tuple[tuple[str, Any], ...]
-    """Names and defaults of all arguments, in order."""
+    defaults: dict[str, Any]
+    """Names of all arguments, in order, with their defaults."""
     written: tuple[str, ...]
     """Names of the arguments it changes."""
     pointwise: bool
@@ -163,7 +170,7 @@ def _operation(func: Any) -> _Operation:
     return _Operation(
         name=schema.name.split("::")[1],
         overload=func._overloadname,
-        parameters=tuple((a.name, a.default_value) for a in schema.arguments),
+        defaults={a.name: a.default_value for a in schema.arguments},
         written=tuple(
             a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
         ),
@@ -254,27 +261,36 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operation = _operation(func)
-        args, kwargs = self._all_on_meta(args), self._all_on_meta(kwargs or {})
         if operation.name == "_local_scalar_dense":
-            return self._number(args[0])
+            return self._number(self._on_meta(args[0]))
         if operation.name in _VIEWS_IN_PLACE:
             return self._view_in_place(func, operation, args)
         indexing = operation.name == "index" or operation.name.startswith("index_put")
-        if indexing:
-            args = self._with_integer_indices(args)
-        bound = {
-            name: args[i] if i < len(args) else kwargs.get(name, default)
-            for i, (name, default) in enumerate(operation.parameters)
-        }
-        arguments = {name: self._as_values(arg) for name, arg in bound.items()}
-        inputs = list(values_in(arguments))
+        bound = dict(operation.defaults)
+        bound.update(zip(operation.defaults, args, strict=False))
+        kwargs = kwargs or {}
+        bound.update(kwargs)
+        arguments = bound.copy()
+        inputs: list[Value] = []
+        for name, arg in bound.items():
+            if isinstance(arg, Tensor):
+                bound[name] = meta = self._on_meta(arg)
+                arguments[name] = value = self._value(meta)
+                inputs.append(value)
+            elif type(arg) in _SEQUENCES and any(isinstance(x, Tensor) for x in arg):
+                items = [self._on_meta(x) if isinstance(x, Tensor) else x for x in arg]
+                if indexing:
+                    items = self._as_integer_indices(items)
+                values = [self._value(x) if isinstance(x, Tensor) else x for x in items]
+                bound[name], arguments[name] = items, values
+                inputs += [v for v in values if isinstance(v, Value)]
         node = Node(
             name=operation.name,
             overload=operation.overload,
             call=func,
             args=arguments,
             inputs=inputs,
-            versions=[v.base.version for v in inputs],
+            versions=[len(v.base.makers) - 1 for v in inputs],
             written=[v for name in operation.written for v in values_in(arguments[name])],
             outs=[],
             pointwise=operation.pointwise,
@@ -284,22 +300,30 @@ class _Recorder(TorchDispatchMode):
         )
         if "device" in arguments:
             arguments["device"] = "cpu"  # where its real values would be made
+            bound["device"] = _META
+            kwargs = {**kwargs, "device": _META}
+        made_here = False
         if operation.sized_by_values and not indexing:
             results = self._sized_by_values(node)
-            if not isinstance(results, Tensor | list | tuple):
+            if not isinstance(results, (Tensor, *_SEQUENCES)):
                 return results
         elif operation.written and (operation.pointwise or operation.name in IN_PLACE):
             results = bound[operation.written[0]]
         elif operation.pointwise:
-            results = self._elementwise(func, bound)
+            results, made_here = self._elementwise(func, bound), True
         elif operation.name in SHAPES and not operation.written:
-            results = SHAPES[operation.name](bound)
+            results, made_here = SHAPES[operation.name](bound), True
         elif operation.name == "arange":
             made = func(**arguments)  # cheaper to have than to find its length
             results = torch.empty_like(made, device=_META)
         else:
-            results = func(*args, **({**kwargs, "device": _META} if "device" in bound else kwargs))
-        if self._register(node, bound, results):
+            positional = [bound[name] for name in islice(bound, len(args))]
+            results = func(*positional, **{name: bound[name] for name in kwargs})
+        if made_here and isinstance(results, Tensor):
+            node.outs.append(self._add_base(results, node))
+            self.steps.append(node)
+            return results
+        if self._register(node, results):
             self.steps.append(node)
         if operation.name == "arange":
             self._value(results).base.contents[0] = made
@@ -307,10 +331,11 @@ class _Recorder(TorchDispatchMode):
 
     def _view_in_place(self, func: Any, operation: _Operation, args: Sequence[Any]) -> Tensor:
         """A tensor becomes another view of its memory; the values do not change."""
-        tensor, source = args[0], self._value(args[0])
+        tensor = self._on_meta(args[0])
+        source = self._value(tensor)
         name, rest = operation.name.removesuffix("_"), tuple(args[1:])
         call = getattr(getattr(torch.ops.aten, name), operation.overload)
-        func(*args)
+        func(tensor, *rest)
         shape = tuple(tensor.shape)
         step = make_step(
             name, operation.overload, rest, source.shape, shape, 0, lambda t: call(t, *rest)
@@ -330,7 +355,7 @@ class _Recorder(TorchDispatchMode):
             return [torch.empty_like(m, device=_META) for m in made]
         return made
 
-    def _register(self, node: Node, bound: dict[str, Any], results: Any) -> bool:
+    def _register(self, node: Node, results: Any) -> bool:
         """Values for the results; whether the operation is more than a view."""
         flat = results if isinstance(results, list | tuple) else [results]
         does_something = bool(node.written)
@@ -354,25 +379,9 @@ class _Recorder(TorchDispatchMode):
 
     # ---- Tensors and values ------------------------------------------------------------------
 
-    def _all_on_meta(self, item: Any) -> Any:
-        if isinstance(item, Tensor):
-            return self._on_meta(item)
-        if isinstance(item, dict):
-            return {k: self._all_on_meta(v) for k, v in item.items()}
-        if isinstance(item, list | tuple) and any(isinstance(x, Tensor) for x in item):
-            return type(item)([self._all_on_meta(x) for x in item])
-        return item
-
-    def _as_values(self, item: Any) -> Any:
-        if isinstance(item, Tensor):
-            return self._value(item)
-        if isinstance(item, list | tuple) and any(isinstance(x, Tensor) for x in item):
-            return type(item)([self._as_values(x) for x in item])
-        return item
-
     def _on_meta(self, tensor: Tensor) -> Tensor:
         """The meta tensor that stands for a tensor; real ones become constants."""
-        if tensor.device.type == "meta":
+        if tensor.is_meta:
             return tensor
         if id(tensor) not in self._constants:
             meta = torch.empty_like(tensor, device=_META)
@@ -400,8 +409,9 @@ class _Recorder(TorchDispatchMode):
     def _add_base(self, meta: Tensor, maker: Node | None) -> Value:
         base = Base(tuple(meta.shape), meta.dtype, [maker], keep=meta)
         value = Value(base, base.shape, base.dtype)
-        self._bases[meta.untyped_storage()._cdata] = base
-        return self._remember(meta, value)
+        key = _key(meta)
+        self._bases[key[0]] = base
+        return self._remember(meta, value, key)
 
     def _add_view(self, out: Tensor, base: Base, node: Node, position: int) -> Value:
         source = next(v for v in node.inputs if v.base is base)
@@ -417,8 +427,12 @@ class _Recorder(TorchDispatchMode):
         )
         return self._remember(out, Value(base, tuple(out.shape), out.dtype, source, step))
 
-    def _remember(self, meta: Tensor, value: Value) -> Value:
-        self._values[_key(meta)] = value
+    def _remember(self, meta: Tensor, value: Value, key: tuple | None = None) -> Value:
+        key = key or _key(meta)
+        self._values[key] = value
+        value.geometry = key[1:]
+        if value.source is None:
+            value.base.geometry = value.geometry
         meta._solar_value = value  # type: ignore[attr-defined]
         return value
 
@@ -435,16 +449,16 @@ class _Recorder(TorchDispatchMode):
         except TooExpensive:
             return 1.0  # a number that a generator takes from large data is a scale
 
-    def _with_integer_indices(self, args: Sequence[Any]) -> list[Any]:
-        """Boolean masks among the indices of an indexing operation as integer indices."""
+    def _as_integer_indices(self, given: Sequence[Any]) -> list[Any]:
+        """The indices of an indexing operation with boolean masks as integer indices."""
         indices: list[Any] = []
-        for index in args[1]:
+        for index in given:
             if index is None or index.dtype not in (torch.bool, torch.uint8):
                 indices.append(index)
             else:
                 mask = self.read(index)
                 indices += [self._on_meta(i) for i in mask.nonzero(as_tuple=True)]
-        return [args[0], indices, *args[2:]]
+        return indices
 
 
 class _Interceptor(TorchFunctionMode):

@@ -63,6 +63,8 @@ class Contents:
 
     def if_cheap(self, value: Value, version: int) -> Tensor | None:
         """Real values if they cost next to nothing and no floating-point input is needed."""
+        if version in value.base.contents:
+            return _seen(value, version)
         try:
             plan = self._plan(value.base, version, CHEAP, floats=False)
         except TooExpensive:
@@ -72,6 +74,8 @@ class Contents:
 
     def choosing(self, value: Value, version: int) -> Tensor | None:
         """Real values of indices, with stand-ins for selections that cost too much to know."""
+        if version in value.base.contents:
+            return _seen(value, version)
         for replace in (False, True):
             try:
                 plan = self._plan(value.base, version, ROUTING, stand_ins=replace)
@@ -118,6 +122,8 @@ class Contents:
         return sorted(needed.values(), key=lambda p: (_position(p[0], p[1]), p[1]))
 
     def _run(self, plan: list[tuple[Base, int, bool]]) -> None:
+        if not plan:
+            return
         # A recorder may be active around the caller; what is done here is for real.
         with _disable_current_modes(), torch.no_grad():
             for base, version, replaced in plan:
@@ -173,6 +179,8 @@ class Contents:
 
 def _seen(value: Value, version: int) -> Tensor:
     """The real tensor that a value is, once its base's contents are there."""
+    if not value.chain:
+        return value.base.contents[version]
     with _disable_current_modes():  # a recorder may be active around the caller
         return value.of_base(value.base.contents[version])
 

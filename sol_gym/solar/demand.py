@@ -20,7 +20,7 @@ from .precision import work_class
 from .region import Region
 from .rulebook import LearnedRule, multiply_adds, rulebook
 from .rulebook import needs as learned_needs
-from .trace import Control, Node, Trace, Value
+from .trace import Base, Control, Node, Trace, Value
 from .work import Demand, Work, contract, is_contraction
 
 _SIXTEEN_BITS_OR_LESS = 2
@@ -36,6 +36,8 @@ class Operation:
     """How much of its result is wanted; None if it is dead."""
     work: Work | None
     """If it is a contraction that somebody demands."""
+    rewrite: str = ""
+    """Why its work is less than what is demanded of it, where rewriting saves some."""
 
     @property
     def results(self) -> int:
@@ -55,6 +57,8 @@ class Outcome:
     """All operations, in program order."""
     notes: list[str] = field(default_factory=list)
     """Why the demand may be less than the truth, where it may be."""
+    rewrites: list[str] = field(default_factory=list)
+    """What rewriting products saves (see `minimum`)."""
 
     @property
     def work(self) -> list[Work]:
@@ -80,6 +84,7 @@ class _Pass:
         self._contents = contents
         self._context = Context(facts, contents)
         self._wanted: dict[int, Demand] = {}
+        self._unplaced: dict[int, dict[int, tuple[Value, Demand]]] = {}
         self._operations: list[Operation] = []
         self._notes: dict[str, None] = {}
 
@@ -103,7 +108,7 @@ class _Pass:
         self._operations.reverse()
         read = {}
         for name, base in inputs.items():
-            demand = self._wanted.get(id(base))
+            demand = self._on_base(base)
             read[name] = demand.region if demand else Region.empty(base.shape)
         for name, region in read.items():
             if not region.exact:
@@ -211,11 +216,11 @@ class _Pass:
     def _take(self, node: Node, out: Value) -> Demand | None:
         """The demand on a result, which ends here unless the operation only changed it."""
         base = out.base
-        demand = self._wanted.get(id(base))
-        if demand is None:
-            return None
         made_here = base.makers[0] is node
         if not made_here and not any(out is w for w in node.written):
+            return None
+        demand = self._on_base(base)
+        if demand is None:
             return None
         version = 0 if made_here else node.version_of(out) + 1
         live = self._facts.of(out, version).live
@@ -248,21 +253,26 @@ class _Pass:
             )
 
     def _want(self, value: Value, demand: Demand) -> None:
-        """Add to the demand on a base."""
-        region = value.to_base(demand.region)
-        firm = region if demand.firm is demand.region else value.to_base(demand.firm)
-        old = self._wanted.get(id(value.base))
-        if old is None:
-            self._wanted[id(value.base)] = demand._replace(region=region, firm=firm)
-            return
-        both = old.region.union(region)
-        same = old.firm is old.region and firm is region
-        self._wanted[id(value.base)] = Demand(
-            region=both,
-            firm=both if same else old.firm.union(firm),
-            share=min(old.share, demand.share),
-            full_precision=old.full_precision or demand.full_precision,
-        )
+        """Add to the demand on a tensor.
+
+        What is wanted of a view is collected there and placed in its base when somebody asks:
+        rows that a loop picks from a flattened view one by one are scattered pieces of the base.
+        """
+        views = self._unplaced.setdefault(id(value.base), {})
+        old = views.get(id(value))
+        views[id(value)] = (value, demand if old is None else _both(old[1], demand))
+
+    def _on_base(self, base: Base) -> Demand | None:
+        """All that is wanted of a base so far."""
+        demand = self._wanted.get(id(base))
+        for value, part in self._unplaced.pop(id(base), {}).values():
+            region = value.to_base(part.region)
+            firm = region if part.firm is part.region else value.to_base(part.firm)
+            placed = part._replace(region=region, firm=firm)
+            demand = placed if demand is None else _both(demand, placed)
+        if demand is not None:
+            self._wanted[id(base)] = demand
+        return demand
 
     def _note(self, text: str) -> None:
         self._notes[text] = None
@@ -270,6 +280,18 @@ class _Pass:
 
 def _firm(region: Region, full_precision: bool) -> Demand:
     return Demand(region, region, 1.0, full_precision)
+
+
+def _both(a: Demand, b: Demand) -> Demand:
+    """Two demands on the same tensor as one."""
+    region = a.region.union(b.region)
+    same = a.firm is a.region and b.firm is b.region
+    return Demand(
+        region=region,
+        firm=region if same else a.firm.union(b.firm),
+        share=min(a.share, b.share),
+        full_precision=a.full_precision or b.full_precision,
+    )
 
 
 def _is_wide(value: Value) -> bool:

@@ -36,7 +36,8 @@ from .explanation import (
     TensorReport,
     human_size,
 )
-from .region import Region
+from .proof import proof_of
+from .region import describe
 from .trace import Node, Value, dtype_name
 from .work import CONTRACTIONS, as_written, is_contraction
 
@@ -95,6 +96,7 @@ def explain(
         bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
         on_chip_bytes=on_chip_bytes(device),
         curve=_curve(stages, bound, device),
+        proof=proof_of(problem, workload, device, stages, bound),
         published_ms=published_ms,
         baseline_ms=baseline_ms,
         tensors=tuple(_tensors(problem, workload, stages, bound)),
@@ -107,32 +109,6 @@ def explain(
 
 
 # ---- Tensors ---------------------------------------------------------------------------------
-
-
-def describe(region: Region) -> str:
-    """A region in words: how much of the tensor, and which part where that is short to say."""
-    whole = _count(region.shape)
-    found = region.count()
-    at_least = "" if region.exact else "at least "
-    if not found:
-        return f"{at_least}nothing"
-    if region.is_full:
-        return "all"
-    parts = []
-    if len(region.terms) == 1:
-        term = region.terms[0]
-        for d, axis in enumerate(term.axes):
-            if axis is not None:
-                places = axis.nonzero()[0]
-                first, last = int(places[0]), int(places[-1])
-                run = f" ({first}..{last})" if last - first + 1 == len(places) else ""
-                parts.append(f"{len(places)} of {region.shape[d]} along axis {d}{run}")
-        if term.band is not None:
-            parts.append(f"a band of axes {term.band.row} and {term.band.col}")
-    else:
-        kind = "coupled pieces" if region.coupled else "pieces"
-        parts.append(f"{len(region.terms)} {kind}" if region.terms else "scattered elements")
-    return f"{at_least}{found:,} of {whole:,} elements: {', '.join(parts)}"
 
 
 def _tensors(
@@ -232,6 +208,8 @@ def _why(stages: Stages, operation: Operation, written: int, flops: int) -> str:
     node, demand = operation.node, operation.demand
     if demand is None:
         return _why_dead(stages, node)
+    if operation.rewrite:
+        return operation.rewrite
     if not written or flops >= written:
         return ""
     factors = [f for f in (stages.facts.at(node, v) for v in node.inputs[-2:])]

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from .bound import Bound
+from .proof import Proof
 
 
 class _Record(BaseModel):
@@ -123,6 +124,8 @@ class Explanation(_Record):
     advice: tuple[str, ...]
     graph: tuple[GraphNode, ...]
     curve: CapacityCurve
+    proof: Proof
+    """All that the bound adds up, with the rules behind it."""
 
     def __str__(self) -> str:
         return "\n".join(_text(self))
@@ -207,6 +210,11 @@ def _text(e: Explanation) -> Iterator[str]:
     yield "The ideal fusion"
     yield from (f"  {i}. {line}" for i, line in enumerate(e.stages, 1))
     yield from (f"  - {line}" for line in e.advice)
+    yield ""
+    yield "The proof"
+    yield from (f"  {line}" for line in e.proof.lines())
+    faults = e.proof.check()
+    yield f"  {'DOES NOT ADD UP: ' + '; '.join(faults) if faults else 'it adds up'}"
 
 
 def _capacity_text(e: Explanation) -> Iterator[str]:

@@ -51,6 +51,8 @@ def elementwise(facts: Facts, node: Node, out: Value, fact: Fact) -> Fact:
         linear=_is_linear(node, tensors),
         scan=any(f.scan for f in tensors.values()) and _is_linear(node, tensors),
     )
+    if all(f.live.is_full for f in tensors.values()):
+        return fact  # no constant anywhere, as nearly always
     lives = {n: f.live.broadcast(out.shape) for n, f in tensors.items()}
     name = node.plain_name
     if len(tensors) > 1 and (absorbing := _absorbing(name, tensors)):

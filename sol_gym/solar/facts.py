@@ -114,6 +114,7 @@ class Facts:
         self._rules, self._elementwise, self._mixing = RULES, elementwise, MIXING
         self._contents = contents
         self._of: dict[tuple[int, int], Fact] = {}
+        self._of_views: dict[tuple[int, int], Fact] = {}
         self._looked_at: dict[tuple[int, int], tuple[Region, float] | None] = {}
         for name, value in trace.inputs.items():
             fact = known.get(name) or _plain(value).but(
@@ -126,18 +127,28 @@ class Facts:
 
     def of(self, value: Value, version: int) -> Fact:
         """What is known about a tensor, as of a version of its base."""
+        if value.source is not None:
+            key = id(value), version
+            found = self._of_views.get(key)
+            if found is None:
+                found = self._of_views[key] = self._of_view(value, version)
+            return found
         fact = self._of.get((id(value.base), version))
         if fact is None:
             fact = self._of[id(value.base), version] = self._from_outside(value, version)
-        if value.source is not None:
-            live = Region.full(value.shape) if value.opaque else value.from_base(fact.live)
-            sizes = [step.source_shape for step in value.chain]
-            distinct = min(fact.distinct, value.numel, *(math.prod(s) for s in sizes))
-            fact = fact.but(live=live, distinct=distinct)
-            if value.dtype != value.base.dtype:
-                fact = fact.but(
-                    format=format_of(value.dtype), inside=None, live=Region.full(value.shape)
-                )
+        return fact
+
+    def _of_view(self, value: Value, version: int) -> Fact:
+        fact = self.of(value.root, version)
+        sizes = [math.prod(step.source_shape) for step in value.chain]
+        fact = fact.but(
+            live=Region.full(value.shape) if value.opaque else value.from_base(fact.live),
+            distinct=min(fact.distinct, value.numel, *sizes),
+        )
+        if value.dtype != value.base.dtype:
+            fact = fact.but(
+                format=format_of(value.dtype), inside=None, live=Region.full(value.shape)
+            )
         return fact
 
     def at(self, node: Node, value: Value) -> Fact:
@@ -179,10 +190,7 @@ class Facts:
         version = node.version_of(value)
         key = id(value.base), version
         if key not in self._looked_at:
-            root = value
-            while root.source is not None:
-                root = root.source
-            content = self._contents.if_cheap(root, version)
+            content = self._contents.if_cheap(value.root, version)
             self._looked_at[key] = None
             if content is not None:
                 passed = test(content).numpy()
@@ -203,16 +211,10 @@ class Facts:
             fact = self._result(node, out)
             self._of[id(out.base), 0] = fact
         for value in node.written:
-            old = self._of_base(value, node.version_of(value))
+            old = self.of(value.root, node.version_of(value))
             self._of[id(value.base), node.version_of(value) + 1] = self._after_write(
                 node, value, old
             )
-
-    def _of_base(self, value: Value, version: int) -> Fact:
-        root = value
-        while root.source is not None:
-            root = root.source
-        return self.of(root, version)
 
     def _result(self, node: Node, out: Value) -> Fact:
         inputs = [self.at(node, v) for v in node.inputs]

@@ -40,6 +40,8 @@ def _flat_index(
     """Indices of adjacent axes as one index of the axes joined, and the joined axis' size."""
     sizes = [shape[d] for d in dims]
     wrapped = [np.where(i < 0, i + n, i) for i, n in zip(indices, sizes, strict=True)]
+    if len(sizes) == 1:
+        return wrapped[0], sizes[0]
     return np.ravel_multi_index(wrapped, sizes), math.prod(sizes)
 
 

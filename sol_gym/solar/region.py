@@ -154,6 +154,10 @@ class Region:
             return self
         if other.is_full:
             return other
+        if len(self.terms) == 1 and len(other.terms) == 1:
+            joined = _terms.joined(self.shape, self.terms[0], other.terms[0])
+            if joined is not None:
+                return Region(self.shape, (joined,), self.exact and other.exact)
         if (pair := self._as_bits(other)) is not None:
             return _of_bits(pair[0] | pair[1], self.exact and other.exact)
         fresh = other.subtract(self)
@@ -329,6 +333,10 @@ class Region:
         shape = (*self.shape[:dim], size, *self.shape[dim + index.ndim :])
         if size > MAX_VECTOR:
             return Region.empty(shape, exact=not self)
+        if self.is_full and self.exact:
+            rows = np.zeros(size, dtype=bool)
+            rows[index.reshape(-1)] = True
+            return Region.product(shape, {dim: rows})
         result = Region.empty(shape, exact=self.exact)
         region = self.in_terms()
         outside = [d for d in range(len(self.shape)) if d not in inside]
@@ -377,6 +385,32 @@ class Region:
     def _map(self, shape: Shape, change: Callable[[Term], list[Term]]) -> Region:
         """The region of the terms `change` makes, which must leave distinct elements distinct."""
         return _build(shape, [term for t in self.terms for term in change(t)], self.exact)
+
+
+def describe(region: Region) -> str:
+    """A region in words: how much of the tensor, and which part where that is short to say."""
+    whole = math.prod(region.shape)
+    found = region.count()
+    at_least = "" if region.exact else "at least "
+    if not found:
+        return f"{at_least}nothing"
+    if region.is_full:
+        return "all"
+    parts = []
+    if len(region.terms) == 1:
+        term = region.terms[0]
+        for d, axis in enumerate(term.axes):
+            if axis is not None:
+                places = axis.nonzero()[0]
+                first, last = int(places[0]), int(places[-1])
+                run = f" ({first}..{last})" if last - first + 1 == len(places) else ""
+                parts.append(f"{len(places)} of {region.shape[d]} along axis {d}{run}")
+        if term.band is not None:
+            parts.append(f"a band of axes {term.band.row} and {term.band.col}")
+    else:
+        kind = "coupled pieces" if region.coupled else "pieces"
+        parts.append(f"{len(region.terms)} {kind}" if region.terms else "scattered elements")
+    return f"{at_least}{found:,} of {whole:,} elements: {', '.join(parts)}"
 
 
 @lru_cache(maxsize=4096)

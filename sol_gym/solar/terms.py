@@ -171,26 +171,54 @@ def subtract(shape: Shape, a: Term, b: Term) -> tuple[list[Term], bool]:
 
 def merged(a: Term, b: Term) -> Term | None:
     """The union of two disjoint terms as one term, where it is one."""
-    differing = [d for d, (x, y) in enumerate(zip(a.axes, b.axes, strict=True)) if not _same(x, y)]
     if (a.band is None and b.band is None) or _same_band(a.band, b.band):
-        if len(differing) != 1:
+        d = _only_difference(a.axes, b.axes)
+        if d is None or d < 0:
             return None
-        (d,) = differing
         x, y = a.axes[d], b.axes[d]
         if x is None or y is None:
             return None
         return Term(tuple(x | y if i == d else axis for i, axis in enumerate(a.axes)), a.band)
     p, q = a.band, b.band
-    if differing or p is None or q is None or (p.row, p.col) != (q.row, q.col):
+    if p is None or q is None or (p.row, p.col) != (q.row, q.col):
         return None
     for first, second in ((p, q), (q, p)):
         # An empty interval continues any other.
         some, more = first.high > first.low, second.high > second.low
         if ((first.high == second.low) | ~some | ~more).all():
+            if _only_difference(a.axes, b.axes) != -1:
+                return None
             low = np.where(some, first.low, second.low)
             high = np.where(more, second.high, np.where(some, first.high, low))
             return Term(a.axes, Band(p.row, p.col, low, high))
     return None
+
+
+def _only_difference(a: tuple[Axis, ...], b: tuple[Axis, ...]) -> int | None:
+    """The one axis along which two products differ; -1 if there is none, None if several."""
+    found = -1
+    for d, (x, y) in enumerate(zip(a, b, strict=True)):
+        if x is not y and not _same(x, y):
+            if found >= 0:
+                return None
+            found = d
+    return found
+
+
+def joined(shape: Shape, a: Term, b: Term) -> Term | None:
+    """The union of two products, disjoint or not, that differ along one axis; None for others."""
+    if a.band is not None or b.band is not None:
+        return None
+    d = _only_difference(a.axes, b.axes)
+    if d is None:
+        return None
+    if d < 0:
+        return a
+    x, y = a.axes[d], b.axes[d]
+    both = None if x is None or y is None else x | y
+    if both is not None and both.all():
+        both = None
+    return Term((*a.axes[:d], both, *a.axes[d + 1 :]))
 
 
 def project(shape: Shape, term: Term, dim: int) -> Term:
@@ -455,7 +483,7 @@ def _and(a: Axis, b: Axis) -> Axis:
 
 
 def _same(a: Axis, b: Axis) -> bool:
-    return a is b or (a is not None and b is not None and np.array_equal(a, b))
+    return a is b or (a is not None and b is not None and bool((a == b).all()))
 
 
 def _same_band(a: Band | None, b: Band | None) -> bool:
@@ -463,7 +491,7 @@ def _same_band(a: Band | None, b: Band | None) -> bool:
         return True
     if a is None or b is None or (a.row, a.col) != (b.row, b.col):
         return False
-    return np.array_equal(a.low, b.low) and np.array_equal(a.high, b.high)
+    return bool((a.low == b.low).all() and (a.high == b.high).all())
 
 
 def _aligned(shape: Shape, band: Band, like: Band) -> Band | None:

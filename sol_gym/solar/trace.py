@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,6 +38,8 @@ class Base:
     """Version -> real values, as far as somebody asked; never changed in place."""
     keep: Tensor | None = None
     """Keeps the meta tensor alive, so that its storage stays unique."""
+    geometry: tuple = ()
+    """Offset, shape, strides and dtype of the tensor it was made for."""
 
     @property
     def version(self) -> int:
@@ -60,24 +61,30 @@ class Value:
     dtype: torch.dtype
     source: Value | None = None
     step: Step | None = None
+    geometry: tuple = ()
+    """Offset, shape, strides and dtype: two views of equal bases that agree here are equal."""
+    numel: int = field(init=False)
+    """Number of elements."""
+    chain: tuple[Step, ...] = field(init=False)
+    """The steps from this value to its base."""
+    opaque: bool = field(init=False)
+    """Whether a step on the way to the base has no rule."""
+
+    def __post_init__(self) -> None:
+        self.numel = math.prod(self.shape)
+        if self.source is None or self.step is None:
+            self.chain, self.opaque = (), False
+        else:
+            self.chain = (self.step, *self.source.chain)
+            self.opaque = self.step.opaque or self.source.opaque
 
     @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def chain(self) -> Iterator[Step]:
-        """The steps from this value to its base."""
-        value: Value | None = self
-        while value is not None and value.step is not None:
-            yield value.step
+    def root(self) -> Value:
+        """The value this is a view of in the end: all of its base."""
+        value = self
+        while value.source is not None:
             value = value.source
-
-    @property
-    def opaque(self) -> bool:
-        """Whether a step on the way to the base has no rule."""
-        return any(step.opaque for step in self.chain)
+        return value
 
     def to_base(self, region: Region) -> Region:
         """The elements of the base that a region of this value is."""
@@ -87,13 +94,13 @@ class Value:
 
     def from_base(self, region: Region) -> Region:
         """The elements of this value that are in a region of its base."""
-        for step in reversed(list(self.chain)):
+        for step in reversed(self.chain):
             region = step.from_source(region)
         return region
 
     def of_base(self, tensor: Tensor) -> Tensor:
         """This view of a real tensor that has the base's shape and type."""
-        for step in reversed(list(self.chain)):
+        for step in reversed(self.chain):
             tensor = step.replay(tensor)
         return tensor
 
@@ -123,11 +130,12 @@ class Node:
     """Place in program order."""
     line: int | None = None
     """Line of the reference that asked for it."""
+    plain_name: str = field(init=False)
+    """The name without the mark of an in-place variant."""
 
-    @property
-    def plain_name(self) -> str:
-        """The name without the mark of an in-place variant."""
-        return self.name if self.name.endswith("__") else self.name.removesuffix("_")
+    def __post_init__(self) -> None:
+        self.plain_name = self.name if self.name.endswith("__") else self.name.removesuffix("_")
+        self._seen = {id(v): n for v, n in zip(self.inputs, self.versions, strict=True)}
 
     @property
     def fresh(self) -> list[Value]:
@@ -137,10 +145,6 @@ class Node:
     def version_of(self, value: Value) -> int:
         """The version of an argument's base that the operation saw."""
         return self._seen[id(value)]
-
-    @cached_property
-    def _seen(self) -> dict[int, int]:
-        return {id(v): n for v, n in zip(self.inputs, self.versions, strict=True)}
 
     def __str__(self) -> str:
         return f"{self.name}.{self.overload}"
@@ -168,6 +172,19 @@ class Trace:
     def nodes(self) -> Iterator[Node]:
         """The operations, in program order."""
         return (step for step in self.steps if isinstance(step, Node))
+
+    def release(self) -> None:
+        """Cut the ties between operations and their results, when nobody will ask any more.
+
+        They refer to each other, so that without this gigabytes wait for the collector of cycles.
+        """
+        for step in self.steps:
+            values = (*step.inputs, *step.outs) if isinstance(step, Node) else (step.value,)
+            for value in values:
+                if value is not None:
+                    base = value.base
+                    base.makers, base.contents, base.draw, base.keep = [], {}, None, None
+        self.steps = []
 
     def names(self) -> dict[int, str]:
         """Names of all bases by id: inputs by their own, results as `%` and a running number."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
 from .region import Region
 from .terms import Shape
+
+Layout = Literal["reshape", "expand"] | tuple[int, ...]
+"""The same elements in row-major order, repeated along axes of size 1, or axes in another order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +37,8 @@ class Step:
     """Region of the source -> the elements of the view that are in it."""
     push: Callable[[Region], Region] | None
     """Region of the view -> the elements of the source that it is."""
+    layout: Layout | None = None
+    """How the axes move, for views that keep all elements or repeat them."""
 
     @property
     def opaque(self) -> bool:
@@ -207,7 +212,24 @@ def make_step(
     rule = VIEWS.get(f"{name}.{overload}", VIEWS.get(name))
     maps = rule(source, shape, args) if rule else None
     pull, push = maps or (None, None)
-    return Step(source, shape, replay, pull, push)
+    return Step(source, shape, replay, pull, push, _layout(name, rule, source, args))
+
+
+def _layout(name: str, rule: Rule | None, source: Shape, args: tuple[Any, ...]) -> Layout | None:
+    if rule is _reshape and name not in ("_conj", "_neg_view"):
+        return "reshape"
+    rank = len(source)
+    match name:
+        case "expand":
+            return "expand"
+        case "permute":
+            return tuple(d % rank for d in args[0])
+        case "transpose" if rank:
+            a, b = (d % rank for d in args[:2])
+            return tuple({a: b, b: a}.get(d, d) for d in range(rank))
+        case "t":
+            return tuple(range(rank))[::-1]
+    return None
 
 
 _CUTS = frozenset(("split", "split_with_sizes", "unsafe_split", "unbind"))

@@ -133,25 +133,41 @@ def product(facts: Facts, node: Node, demand: Demand) -> tuple[list[Need], Work 
         return part.permute([kept.index(x) for x in axes])
 
     factors = facts.at(node, left), facts.at(node, right)
+    region = demand.region
+    if (
+        region.is_full
+        and region.exact
+        and demand.firm is region
+        and all(f.rest != 0.0 or (f.live.is_full and f.live.exact) for f in factors)
+    ):
+        # Nothing is masked and all is wanted, as nearly always.
+        whole: list[Need] = [(left, Region.full(left.shape)), (right, Region.full(right.shape))]
+        whole += _added(node, spec, region)
+        return whole, _work(node, factors, math.prod(shape), demand, True, region.count())
     alive = Region.full(shape)
     for fact, axes in zip(factors, (spec.left_axes, spec.right_axes), strict=True):
         if fact.rest == 0.0:
             alive = alive.intersect(lifted(fact.live, axes))
-    iterations = alive.intersect(lifted(demand.region, spec.out))
+    iterations = alive.intersect(lifted(region, spec.out))
     needs: list[Need] = [
         (left, dropped(iterations, spec.left_axes)),
         (right, dropped(iterations, spec.right_axes)),
     ]
-    needs += [
-        (arg, demand.region.unbroadcast(arg.shape))
-        for name, arg in node.args.items()
-        if name not in (spec.left, spec.right) and isinstance(arg, Value) and _adds(arg, node)
-    ]
+    needs += _added(node, spec, region)
     firm = iterations
-    if demand.firm is not demand.region:
+    if demand.firm is not region:
         firm = alive.intersect(lifted(demand.firm, spec.out))
     results = dropped(firm, spec.out).count()
     return needs, _work(node, factors, firm.count(), demand, firm.exact, results)
+
+
+def _added(node: Node, spec: Product, region: Region) -> list[Need]:
+    """What is needed of the arguments that are added to a product."""
+    return [
+        (arg, region.unbroadcast(arg.shape))
+        for name, arg in node.args.items()
+        if name not in (spec.left, spec.right) and isinstance(arg, Value) and _adds(arg, node)
+    ]
 
 
 def _adds(value: Value, node: Node) -> bool:
@@ -391,7 +407,7 @@ def external(operations: list[Operation], trace: Trace) -> tuple[int, int]:
                 source = sources[0]
                 if id(source.base) in width_of and source.numel <= source.base.numel:
                     width_of[id(out.base)] = width_of[id(source.base)]
-        if operation.work is None or node.name not in CONTRACTIONS:
+        if operation.work is None or operation.rewrite or node.name not in CONTRACTIONS:
             continue
         spec = CONTRACTIONS[node.name]
         sides = [node.args[spec.left], node.args[spec.right]]

@@ -68,6 +68,25 @@ def test_reset_gives_task_reference_and_an_empty_episode(make_env):
     assert info == expected | {"turn": 0, "best_score": 0.0}
 
 
+def test_scores_can_be_measured_against_the_published_bounds(make_env):
+    env = make_env(device="b200", profile="full", bound_set="published")
+    env.reset()
+    # Refused by its source, so that no B200 has to be here; the judge is told all the same.
+    info = env.step(NO_PYTHON)[4]
+    assert json.loads(info["evaluation_json"])["provenance"]["bound_set"] == "published"
+    ours = make_env()
+    ours.reset()
+    info = ours.step(NO_PYTHON)[4]
+    assert json.loads(info["evaluation_json"])["provenance"]["bound_set"] == "solar"
+
+
+def test_published_bounds_are_refused_where_there_are_none(make_env):
+    with pytest.raises(ProblemError, match=r"no published bounds for FIB/021.* on cpu"):
+        make_env(bound_set="published")
+    with pytest.raises(ValueError, match="bound_set is 'other', expected one of 'solar'"):
+        make_env(bound_set="other")
+
+
 def test_a_right_kernel_is_rewarded_with_its_score(make_env):
     env = make_env()
     env.reset()

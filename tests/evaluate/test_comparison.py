@@ -10,6 +10,7 @@ from sol_gym.device import get_device
 from sol_gym.errors import ProblemError
 from sol_gym.evaluate.bounds import bound_times, published_row
 from sol_gym.evaluate.comparison import (
+    Bracket,
     Recipe,
     agrees,
     attribute,
@@ -74,9 +75,51 @@ def test_every_entry_names_a_problem_and_tensors_that_exist():
         assert problem_id in known
         definition = load(problem_id).definition
         names = {*definition.inputs, *definition.outputs}
-        for recipe in cause.recipes:
+        between = [r for b in cause.brackets for r in (b.low, b.high)]
+        for recipe in (*cause.recipes, *between):
             assert {*recipe.omit, *recipe.whole} <= names, problem_id
         assert (cause.stated is None) == (cause.ratios is None)
+
+
+@pytest.mark.parametrize(
+    ("problem_id", "index", "cause"),
+    [
+        ("Quant/022", 2, "counts only the weight and one activation at two bytes as traffic"),
+        ("Quant/031", 0, "counts only intermediates as traffic"),
+        ("L2/040", 12, "counts intermediates as traffic; adds 600 cycles"),
+        ("L2/021", 5, "leaves out 4194304 * batch_size"),
+        ("L1/094", 0, "prices 4-byte elements at 2 bytes; counts intermediates"),
+    ],
+)
+def test_published_figure_is_found_by_arithmetic(problem_id, index, cause):
+    problem = load(problem_id)
+    row = compare_one(problem, index, problem.workloads[index], B200)
+    assert row.reproduced and cause in row.cause
+
+
+def test_figures_with_eight_digits_are_reproduced_to_them_all():
+    problem = load("Quant/022")
+    recipe = next(r for r in causes()[problem.id].recipes if r.extra)
+    for index in (2, 7, 15):
+        workload = problem.workloads[index]
+        bound = analyze(problem, workload, B200)
+        published = published_row(problem, workload).t_sol_ms
+        assert recipe.milliseconds(problem, workload, bound) == pytest.approx(published, rel=1e-5)
+
+
+def test_bracket_says_what_is_known_and_is_checked():
+    problem = load("L1/086")
+    workload = problem.workloads[11]
+    bound = analyze(problem, workload, B200)
+    row = published_row(problem, workload)
+    cause, reproduced = attribute(problem, workload, bound, row.t_sol_ms)
+    assert cause.startswith("not reproduced: ") and "lies between" in cause and not reproduced
+    (bracket,) = causes()[problem.id].brackets
+    assert isinstance(bracket, Bracket)
+    low, high = (r.milliseconds(problem, workload, bound) for r in (bracket.low, bracket.high))
+    assert low < row.t_sol_ms < high
+    assert attribute(problem, workload, bound, 2 * high)[0] is None
+    assert attribute(problem, workload, bound, low / 2)[0] is None
 
 
 def test_comparison_as_a_table(tmp_path):

@@ -13,9 +13,9 @@ from sol_gym.device import get_device
 from sol_gym.solar import analyze
 from sol_gym.solar.analyzer import run_stages
 from sol_gym.solar.capacity import attention, least_words, matmul, on_chip_bytes, search
-from sol_gym.solar.explain import describe, explain
+from sol_gym.solar.explain import explain
 from sol_gym.solar.page import html
-from sol_gym.solar.region import Region
+from sol_gym.solar.region import Region, describe
 
 BF16, I64 = "bfloat16", "int64"
 B200 = get_device("b200-1500")
