@@ -467,9 +467,13 @@ def reformulations(problem: Problem, reference: Reference) -> Iterator[Version]:
     yield under("fused: float32 throughout, rounded once", _Fuse, widen=True)
     yield under("fused, other order, other forms", _FastForms, lambda: _Reorder(32), _Fuse, widen=True)  # fmt: skip
     yield under("sums one after the other", lambda: _Reorder(0, sequential=True))
-    yield under("functions off by 2^-20, all to the same side", _Approximate)
+    dtypes = {s.dtype for s in problem.definition.inputs.values() if s.shape is not None}
+    halves = bool(dtypes & {"bfloat16", "float16"})
+    exponent = -20 if halves else -22
+    yield under(f"exponentials and roots off by 2^{exponent}", lambda: _Approximate(2.0**exponent))
     policy = problem.pack.precision_policy if problem.pack else None
-    if policy is not None and policy.contraction in ("bfloat16", "float16"):
+    # The softmax of a router is no operand of a product.
+    if halves and policy is not None and policy.contraction in ("bfloat16", "float16") and not problem.pack.selects:  # fmt: skip
         narrow = getattr(torch, policy.contraction)
         yield under("softmax of rounded exponentials over their exact sum", lambda: _Flash(narrow))
         yield under("fused, softmax of rounded exponentials", lambda: _Flash(narrow), _Fuse, widen=True)  # fmt: skip
@@ -536,18 +540,27 @@ class _FastForms(TorchFunctionMode):
 
 
 class _Approximate(TorchFunctionMode):
-    """Functions as the hardware's fast instructions give them at their worst."""
+    """Exponentials and roots off by a relative error, as fast instructions are at their worst."""
 
-    _FUNCTIONS = {
-        torch.exp, torch.Tensor.exp, torch.sigmoid, torch.Tensor.sigmoid, F.silu, torch.rsqrt,
-        torch.Tensor.rsqrt, torch.sqrt, torch.Tensor.sqrt, *_SOFTMAX,
-    }  # fmt: skip
+    def __init__(self, error: float):
+        super().__init__()
+        self.error = error
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in self._FUNCTIONS and result.dtype is torch.float32:
-            return result * (1 + 2.0**-20)
+        kwargs = kwargs or {}
+        if func in (torch.sigmoid, torch.Tensor.sigmoid, F.silu) and args[0].dtype is torch.float32:
+            x = args[0]
+            below = 1 + torch.exp(-x) * (1 + self.error)
+            return x / below if func is F.silu else 1 / below
+        result = func(*args, **kwargs)
+        if func in _ROOTS and result.dtype is torch.float32:
+            return result * (1 + self.error)
         return result
+
+
+_ROOTS = {
+    torch.exp, torch.Tensor.exp, torch.rsqrt, torch.Tensor.rsqrt, torch.sqrt, torch.Tensor.sqrt,
+}  # fmt: skip
 
 
 class _Flash(TorchFunctionMode):

@@ -243,7 +243,7 @@ class _Noise:
         ratio, what = self._shared(got)
         if ratio > FACTOR:
             faults.append(
-                f"{self.name} is off systematically: its errors against float64 amount to a {what} "
+                f"{self.name} is off systematically: its errors against float64 amount to {what} "
                 f"{ratio:.3g} times the reference's own ({FACTOR:g} allowed), as if a mean or a sum "
                 "were taken in low precision"
             )

@@ -36,7 +36,7 @@ _LEAST_GROUPS = 8
 _LEFT_OUT = 8
 """One row in so many may be anything that the other tests let pass: there a softmax may be decided
 by rounding."""
-_WHAT = ("factor", "offset")
+_WHAT = ("a factor", "an offset")
 
 
 def applies_to(problem: Problem) -> bool:
