@@ -313,9 +313,7 @@ def _precision_mutants(
     outs = {s.dtype for s in outputs.values()}
     policy = problem.pack.precision_policy if problem.pack else None
 
-    def under(
-        what: str, mode: Callable[[], TorchFunctionMode], kind: str = "precision"
-    ) -> Version:
+    def under(what: str, mode: Callable[[], TorchFunctionMode], kind: str = "precision") -> Version:
         def run(arguments: list[Any], declared: Outputs) -> list[Tensor]:
             with mode():
                 results = reference.returned(arguments, declared)

@@ -250,16 +250,15 @@ class _Noise:
         return Deviation(rms, worst, ratio, faults)
 
     def _shared(self, got: Tensor) -> tuple[float, str]:
-        """Errors that rows share, from float64 or from the reference, whichever is nearer."""
+        """Errors that rows share in units of the reference's, and what they amount to."""
         if self.systematic is None:
             return 0.0, ""
         sums = []
         for part in _parts(got):
-            c, r, o = got[part].double(), self.right[part].double(), self.exact[part].double()
-            finite = torch.isfinite(c) & torch.isfinite(r) & torch.isfinite(o)
-            given = torch.where(finite, o, 0)
-            exact, own = (row_sums(torch.where(finite, c - x, 0), given) for x in (o, r))
-            sums.append(torch.where(exact.abs() < own.abs(), exact, own))
+            exact = self.exact[part].double()
+            # What is not finite is compared one by one.
+            error = (got[part].double() - exact).nan_to_num_(0, 0, 0)
+            sums.append(row_sums(error, exact.nan_to_num(0, 0, 0)))
         return self.systematic.worst(torch.cat(sums, -1))
 
     def _figures(self, got: Tensor, cap: float) -> tuple[float, float, float, float]:

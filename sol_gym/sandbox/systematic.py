@@ -63,20 +63,20 @@ def row_sums(error: Tensor, exact: Tensor) -> Tensor:
     Both are [rows, n] float64 and finite, with zeros where an element is left out.
     """
     weighted = error * _weights(exact)
-    factor = (weighted * exact.sign()).sum(-1)
-    return torch.stack([factor, weighted.sum(-1), weighted.square_().sum(-1)])
+    factor = torch.linalg.vecdot(weighted, exact.sign())
+    return torch.stack([factor, weighted.sum(-1), torch.linalg.vecdot(weighted, weighted)])
 
 
 def row_magnitudes(exact: Tensor) -> Tensor:
     """[2, rows]: weighted absolute values added up, and their squares."""
-    weighted = exact.abs() * _weights(exact)
-    return torch.stack([weighted.sum(-1), weighted.square_().sum(-1)])
+    weighted = _weights(exact).mul_(exact).abs_()
+    return torch.stack([weighted.sum(-1), torch.linalg.vecdot(weighted, weighted)])
 
 
 def _weights(exact: Tensor) -> Tensor:
-    size = exact.square().mean(-1, keepdim=True).sqrt_()
-    largest = torch.maximum(exact.abs(), size)
-    return torch.where(largest > 0, 1 / largest, 0)
+    size = torch.linalg.vector_norm(exact, dim=-1, keepdim=True) / exact.shape[-1] ** 0.5
+    size = torch.where(size > 0, size, 1.0)
+    return torch.maximum(exact.abs(), size).reciprocal_()
 
 
 class Systematic:
@@ -86,7 +86,7 @@ class Systematic:
         shape: of the output, at least two axes; rows are its last one.
         rounding: relative error of rounding to the output's dtype, root mean square.
         magnitudes: `row_magnitudes` of the exact output.
-        runs: `row_sums` of the honest runs measured.
+        runs: `row_sums` of the honest runs measured, the reference's first.
     """
 
     def __init__(
@@ -99,21 +99,30 @@ class Systematic:
         unit = torch.maximum(unit, unit[total > 0].median() if bool((total > 0).any()) else unit)
         self._inverse = torch.where(total > 0, unit.rsqrt(), 0)
         self._floor = _HONEST_FACTOR * total * self._inverse
-        levels = [self._levels(run, 0) for run in runs]
+        self._reference = runs[0][:2]
+        levels = [self._levels(run[:2], 0) for run in runs]
         self._honest = {name: max(1.0, *(of[name] for of in levels)) for name in levels[0]}
 
     def worst(self, sums: Tensor) -> tuple[float, str]:
-        """The largest level in units of the honest one, and what it is a level of."""
+        """The largest level in units of the honest one, and what it is a level of.
+
+        Args:
+            sums: `row_sums` of a candidate, against float64. What counts is the distance from
+                there or from the reference, whichever is nearer.
+        """
+        exact = sums[:2]
+        own = exact - self._reference
+        nearer = torch.where(exact.abs() < own.abs(), exact, own)
         ratios = {
             name: level / self._honest[name]
-            for name, level in self._levels(sums, _LEFT_OUT).items()
+            for name, level in self._levels(nearer, _LEFT_OUT).items()
         }
         name = max(ratios, key=ratios.__getitem__, default="")
         return (ratios[name], name) if name else (0.0, "")
 
     def _levels(self, sums: Tensor, left_out: int) -> dict[str, float]:
         """Levels by name, without the largest of every `left_out` groups (0: with all)."""
-        units = (sums[:2] * self._inverse).view(2, *self._lead)
+        units = (sums * self._inverse).view(2, *self._lead)
         floor = self._floor.view(self._lead)
         found = {}
         for where, axes in self._pooled():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from sol_gym.problem import PrecisionPolicy, Problem
 from sol_gym.problems import load
