@@ -44,7 +44,8 @@ def applies_to(problem: Problem) -> bool:
 
     Not where a selection or a code may fall otherwise, which moves all that depends on it together;
     not for quantised operands, whose products some tensor cores add up with few bits, cutting off;
-    and not where TF32 is admitted, to which hardware may cut operands instead of rounding them.
+    not where TF32 is admitted, to which hardware may cut operands instead of rounding them; and not
+    without 16-bit inputs, where an error that is not fine is one of few float32 roundings, grown.
     """
     pack = problem.pack
     policy = pack.precision_policy if pack else PrecisionPolicy()
@@ -53,8 +54,15 @@ def applies_to(problem: Problem) -> bool:
     if "tf32" in (policy.contraction, policy.convolution):
         return False
     definition = problem.definition
-    dtypes = [s.dtype for s in (*definition.inputs.values(), *definition.outputs.values())]
-    return not any("float8" in text or "float4" in text for text in (*dtypes, problem.reference))
+    tensors = [
+        s
+        for s in (*definition.inputs.values(), *definition.outputs.values())
+        if s.shape is not None
+    ]
+    if not {s.dtype for s in tensors} & {"bfloat16", "float16"}:
+        return False
+    texts = [*(s.dtype for s in tensors), problem.reference]
+    return not any("float8" in text or "float4" in text for text in texts)
 
 
 def row_sums(error: Tensor, exact: Tensor) -> Tensor:
@@ -100,7 +108,7 @@ class Systematic:
         self._inverse = torch.where(total > 0, unit.rsqrt(), 0)
         self._floor = _HONEST_FACTOR * total * self._inverse
         self._reference = runs[0][:2]
-        levels = [self._levels(run[:2], 0) for run in runs]
+        levels = [self._levels(run[None, :2], 0) for run in runs]
         self._honest = {name: max(1.0, *(of[name] for of in levels)) for name in levels[0]}
 
     def worst(self, sums: Tensor) -> tuple[float, str]:
@@ -110,26 +118,28 @@ class Systematic:
             sums: `row_sums` of a candidate, against float64. What counts is the distance from
                 there or from the reference, whichever is nearer.
         """
-        exact = sums[:2]
-        own = exact - self._reference
-        nearer = torch.where(exact.abs() < own.abs(), exact, own)
+        from_both = torch.stack([sums[:2], sums[:2] - self._reference])
         ratios = {
             name: level / self._honest[name]
-            for name, level in self._levels(nearer, _LEFT_OUT).items()
+            for name, level in self._levels(from_both, _LEFT_OUT).items()
         }
         name = max(ratios, key=ratios.__getitem__, default="")
         return (ratios[name], name) if name else (0.0, "")
 
     def _levels(self, sums: Tensor, left_out: int) -> dict[str, float]:
-        """Levels by name, without the largest of every `left_out` groups (0: with all)."""
-        units = (sums * self._inverse).view(2, *self._lead)
+        """Levels by name, without the largest of every `left_out` groups (0: with all).
+
+        `sums` are [yardsticks, 2, rows]; each group is measured by the one that is nearest to it.
+        """
+        units = (sums * self._inverse).view(-1, 2, *self._lead)
         floor = self._floor.view(self._lead)
         found = {}
         for where, axes in self._pooled():
             floors = (floor.sum(axes) if axes else floor).flatten()
             if floors.numel() < _LEAST_GROUPS:
                 continue
-            pooled = (units.sum([a + 1 for a in axes]) if axes else units).reshape(2, -1)
+            pooled = units.sum([a + 2 for a in axes]) if axes else units
+            pooled = pooled.reshape(len(sums), 2, -1).abs().amin(0)
             together = (floor.numel() / floors.numel()) ** 0.5
             squares = (pooled / floors.clamp_min(together)).square_()
             if left_out:
