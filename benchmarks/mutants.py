@@ -35,7 +35,7 @@ class Version:
     """One wrong or right way to compute a problem."""
 
     kind: str
-    """Family, e.g. `operand`, `input`, `rows`, `precision`."""
+    """Family, e.g. `operand`, `input`, `rows`, `precision`, `statistic` (sums in bfloat16)."""
     name: str
     """What was changed, and where."""
     run: Run
@@ -313,13 +313,13 @@ def _precision_mutants(
     outs = {s.dtype for s in outputs.values()}
     policy = problem.pack.precision_policy if problem.pack else None
 
-    def under(what: str, mode: Callable[[], TorchFunctionMode]) -> Version:
+    def under(what: str, mode: Callable[[], TorchFunctionMode], kind: str = "precision") -> Version:
         def run(arguments: list[Any], declared: Outputs) -> list[Tensor]:
             with mode():
                 results = reference.returned(arguments, declared)
             return _as_declared(results, declared)
 
-        return Version("precision", what, run)
+        return Version(kind, what, run)
 
     quantised = any("float8" in d or "float4" in d for d in dtypes) or problem.id.startswith(
         "Quant"
@@ -330,6 +330,8 @@ def _precision_mutants(
         if policy is not None and policy.contraction == "float32":
             yield under("products in TF32", lambda: _RoundProducts(lambda t: round_mantissa(t, 10), _PRODUCTS))  # fmt: skip
         yield under("products in bfloat16", lambda: _RoundProducts(lambda t: round_mantissa(t, 7), _PRODUCTS | _CONVOLUTIONS))  # fmt: skip
+    yield under("results of sums and means rounded to bfloat16", _RoundSums, "statistic")
+    yield under("terms and results of sums and means rounded to bfloat16", lambda: _RoundSums(terms=True), "statistic")  # fmt: skip
     if not quantised:
         yield under("products in float8", lambda: _RoundProducts(_through_float8, _PRODUCTS | _CONVOLUTIONS))  # fmt: skip
         for position, (name, arg) in enumerate(problem.tensors(workload).items()):
@@ -365,6 +367,53 @@ class _RoundSteps(TorchFunctionMode):
         if isinstance(result, Tensor) and result.dtype is torch.float32:
             return result.to(self.dtype).float()
         return result
+
+
+_SUMS = {torch.sum, torch.mean, torch.var, torch.Tensor.sum, torch.Tensor.mean, torch.Tensor.var}
+_SOFTMAX = {torch.softmax, torch.Tensor.softmax, F.softmax}
+
+
+class _RoundSums(TorchFunctionMode):
+    """Sums, means and variances in bfloat16, softmax and layer norm in such steps."""
+
+    def __init__(self, *, terms: bool = False):
+        super().__init__()
+        self.terms = terms
+
+    def _sum(self, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        given = x.bfloat16().to(x.dtype) if self.terms else x
+        result = func(given, *args, **kwargs)
+        return result.bfloat16().to(result.dtype)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        x = args[0] if args else None
+        if not (isinstance(x, Tensor) and x.is_floating_point() and x.dtype.itemsize > 1):
+            return func(*args, **kwargs)
+        if func in _SUMS:
+            return self._sum(func, *args, **kwargs)
+        if func in _SOFTMAX:
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+            dtype = kwargs.get("dtype") or x.dtype
+            wide = x.float()
+            top = wide.amax(dim, keepdim=True)
+            raised = (wide - torch.where(top.isfinite(), top, 0)).exp()
+            return (raised / self._sum(torch.sum, raised, dim, keepdim=True)).to(dtype)
+        if func is F.layer_norm:
+            shape, weight, bias, eps = _bound_layer_norm(*args, **kwargs)
+            dims, wide = list(range(-len(shape), 0)), x.float()
+            centred = wide - self._sum(torch.mean, wide, dims, keepdim=True)
+            spread = self._sum(torch.mean, centred.square(), dims, keepdim=True)
+            result = centred * torch.rsqrt(spread + eps)
+            result = result if weight is None else result * weight.float()
+            return (result if bias is None else result + bias.float()).to(x.dtype)
+        return func(*args, **kwargs)
+
+
+def _bound_layer_norm(
+    _: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> tuple[Any, Any, Any, float]:
+    return normalized_shape, weight, bias, eps
 
 
 class _RoundProducts(TorchFunctionMode):
@@ -416,7 +465,16 @@ def reformulations(problem: Problem, reference: Reference) -> Iterator[Version]:
     yield under("fused: float32 throughout, rounded once", _Fuse, widen=True)
     yield under("fused, other order, other forms", _FastForms, lambda: _Reorder(32), _Fuse, widen=True)  # fmt: skip
     yield under("sums one after the other", lambda: _Reorder(0, sequential=True))
+    dtypes = {s.dtype for s in problem.definition.inputs.values() if s.shape is not None}
+    halves = bool(dtypes & {"bfloat16", "float16"})
+    exponent = -20 if halves else -22
+    yield under(f"exponentials and roots off by 2^{exponent}", lambda: _Approximate(2.0**exponent))
     policy = problem.pack.precision_policy if problem.pack else None
+    # The softmax of a router is no operand of a product.
+    if halves and policy is not None and policy.contraction in ("bfloat16", "float16") and not problem.pack.selects:  # fmt: skip
+        narrow = getattr(torch, policy.contraction)
+        yield under("softmax of rounded exponentials over their exact sum", lambda: _Flash(narrow))
+        yield under("fused, softmax of rounded exponentials", lambda: _Flash(narrow), _Fuse, widen=True)  # fmt: skip
     if policy is not None:
 
         def lowered(arguments: list[Any], declared: Outputs) -> list[Tensor]:
@@ -477,6 +535,48 @@ class _FastForms(TorchFunctionMode):
             if func in (torch.tanh, torch.Tensor.tanh):
                 return (2 / (1 + torch.exp2(wide * (-2 / math.log(2)))) - 1).to(dtype)
         return func(*args, **kwargs)
+
+
+class _Approximate(TorchFunctionMode):
+    """Exponentials and roots off by a relative error, as fast instructions are at their worst."""
+
+    def __init__(self, error: float):
+        super().__init__()
+        self.error = error
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.sigmoid, torch.Tensor.sigmoid, F.silu) and args[0].dtype is torch.float32:
+            x = args[0]
+            below = 1 + torch.exp(-x) * (1 + self.error)
+            return x / below if func is F.silu else 1 / below
+        result = func(*args, **kwargs)
+        if func in _ROOTS and result.dtype is torch.float32:
+            return result * (1 + self.error)
+        return result
+
+
+_ROOTS = {
+    torch.exp, torch.Tensor.exp, torch.rsqrt, torch.Tensor.rsqrt, torch.sqrt, torch.Tensor.sqrt,
+}  # fmt: skip
+
+
+class _Flash(TorchFunctionMode):
+    """Exponentials rounded before they are multiplied by values, divided by their sum after it."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _SOFTMAX or not args[0].is_floating_point():
+            return func(*args, **kwargs)
+        x, dim = args[0].float(), kwargs.get("dim", args[1] if len(args) > 1 else -1)
+        top = x.amax(dim, keepdim=True)
+        raised = (x - torch.where(top.isfinite(), top, 0)).exp()
+        result = raised.to(self.dtype).float() / raised.sum(dim, keepdim=True)
+        return result.to(kwargs.get("dtype") or args[0].dtype)
 
 
 class _Reorder(TorchFunctionMode):

@@ -24,7 +24,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,8 +70,9 @@ class Report:
     survivors: list[str] = field(default_factory=list)
     honest: int = 0
     rejected: dict[str, list[str]] = field(default_factory=lambda: {"compatible": [], "strict": []})
-    ratios: list[tuple[str, str, str, float, float, float]] = field(default_factory=list)
-    """(reformulation, draw, output, rms, largest, the reference's largest), in units of the noise."""
+    ratios: list[tuple[str, str, str, float, float, float, float]] = field(default_factory=list)
+    """(reformulation, draw, output, rms, largest, the reference's largest, shared by rows), in units
+    of the noise; the last is -1 where it is not judged."""
     void: list[str] = field(default_factory=list)
     seconds: float = 0.0
     kinds: Counter[str] = field(default_factory=Counter)
@@ -90,10 +91,13 @@ class Study:
         seed: of all draws and choices.
         most: how many mutants at most, chosen at random.
         workloads: how many of the workloads.
+        kinds: of mutants; all if empty.
     """
 
-    def __init__(self, problem: Problem, seed: int, most: int, workloads: int):
-        self.problem, self.most = problem, most
+    def __init__(
+        self, problem: Problem, seed: int, most: int, workloads: int, kinds: Sequence[str] = ()
+    ):  # fmt: skip
+        self.problem, self.most, self.kinds = problem, most, kinds
         self.reference = Reference(problem)
         self.random = random.Random(f"{problem.id} {seed}")
         self.report = Report(problem.id)
@@ -216,6 +220,7 @@ class Study:
         begin = time.perf_counter()
         workload = self.problem.workloads[0]
         found = list(mutants(self.problem, workload, self.reference))
+        found = [v for v in found if not self.kinds or v.kind in self.kinds]
         self.random.shuffle(found)
         for version in found[: self.most]:
             self._mutant(version)
@@ -262,7 +267,8 @@ class Study:
             for position, (spec, got) in enumerate(zip(outputs.values(), results, strict=True)):  # fmt: skip
                 noise = draw.yardstick._noise[position]
                 off = draw.yardstick.compare(position, got)
-                report.ratios.append((version.name, f"{draw.kind} {noise.kind}", spec.name, off.rms, off.worst, noise.worst))  # fmt: skip
+                shared = off.shared if noise.systematic else -1.0
+                report.ratios.append((version.name, f"{draw.kind} {noise.kind}", spec.name, off.rms, off.worst, noise.worst, shared))  # fmt: skip
 
 
 _NOT_RUNNING = {"InvalidReference"}
@@ -294,6 +300,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="ids or prefixes of them")
     parser.add_argument("--subset", action="store_true", help="every tenth problem")
     parser.add_argument("--most", type=int, default=60, help="mutants a problem, at random")
+    parser.add_argument("--kinds", nargs="*", default=[], help="of mutants, e.g. statistic")
     parser.add_argument("--workloads", type=int, default=2, help="smoke workloads a problem")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the reports there")
@@ -308,7 +315,7 @@ def main() -> None:
     print(head)
     for problem_id in ids[::10] if options.subset else ids:
         problem = load(problem_id, profile="smoke")
-        report = Study(problem, options.seed, options.most, options.workloads)()
+        report = Study(problem, options.seed, options.most, options.workloads, options.kinds)()
         reports.append(report)
         print(_line(report), flush=True)
         for text in report.void:
@@ -349,8 +356,8 @@ def _summary(reports: list[Report], ratios: bool) -> None:
     if ratios:
         for kind in ("coarse", "fine"):
             rows = [x for r in reports for x in r.ratios if x[1].endswith(kind)]
-            for what, of in (("rms", 3), ("largest", 4)):
-                values = sorted(x[of] for x in rows)
+            for what, of in (("rms", 3), ("largest", 4), ("shared by rows", 6)):
+                values = sorted(x[of] for x in rows if x[of] >= 0)
                 if values:
                     marks = {q: values[min(len(values) - 1, int(q * len(values)))] for q in (0.5, 0.9, 0.99, 0.999, 1)}  # fmt: skip
                     print(f"{kind} {what}: " + ", ".join(f"{q:g}: {v:.3g}" for q, v in marks.items()))  # fmt: skip

@@ -4,11 +4,16 @@
 the reference narrows on its way: `.float()`, `.to(torch.bfloat16)`, `dtype=torch.float16` in a
 factory or a softmax. What is left is the formula itself.
 
-Quantisation is part of a formula, not of its precision: FP8 and FP4 conversions stay. But a code
-can turn on the last bit of what is converted, and one code more or less is an error far above any
-tolerance. So the codes of the declared-precision run are used again (`Codes`): the float64 run
-then says what follows from the same codes, and quantisation itself is checked elsewhere, to the
-bit (`sol_gym.quantization`).
+Quantisation is part of a formula, not of its precision: FP8 and FP4 conversions stay. A code can
+turn on the last bit of what is converted, and one code more or less is an error far above any
+tolerance. There are two answers to that, and it is the caller who chooses:
+
+- The codes of the declared-precision run are used again (`Codes`). The float64 run then says what
+  follows from the same codes; quantisation itself is checked elsewhere, to the bit
+  (`sol_gym.quantization`). So packs are checked (`sol_gym.checking`).
+- Codes are made anew, from float64. The difference to the declared-precision run then contains
+  what its roundings do to codes, which is what a candidate may differ by. So candidates are measured
+  (`sol_gym.sandbox.oracle`).
 """
 
 from __future__ import annotations
@@ -24,11 +29,12 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["Codes", "recording_codes", "run_in_float64"]
 
-_WIDER = {
+_WIDER: dict[torch.dtype, torch.dtype] = {
     torch.float32: torch.float64,
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
     torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
 }
 _NARROWING = (Tensor.float, Tensor.half, Tensor.bfloat16)
 _QUANTIZED = frozenset(
@@ -62,7 +68,7 @@ class _Recording(TorchFunctionMode):
 
 
 class _Widening(TorchFunctionMode):
-    """Turns every request for a float dtype of 16 or 32 bits into one for float64."""
+    """Turns every request for a float of 16 or 32 bits into one for float64."""
 
     def __init__(self, codes: Codes):
         super().__init__()
@@ -71,10 +77,18 @@ class _Widening(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func in _NARROWING:
-            func = Tensor.double
-        args = tuple(map(_wider, args))
-        result = func(*args, **{name: _wider(value) for name, value in (kwargs or {}).items()})
+            result = args[0].double()
+        elif func is Tensor.view and any(
+            isinstance(a, torch.dtype) for a in (*args[1:], *kwargs.values())
+        ):
+            if args[0].is_floating_point() and args[0].dtype.itemsize > 1:
+                raise TypeError("it looks at the bits of a float, which are others in float64")
+            result = func(*args, **kwargs)
+        else:
+            # Tables made when the reference was loaded are still float32, hence the tensors too.
+            result = func(*_widen(args), **_widen(kwargs))
         return next(self._codes, result) if _quantizes(args, result) else result
 
 
@@ -92,8 +106,8 @@ def run_in_float64(
     """The outputs of `run`, computed in float64.
 
     Args:
-        run: a reference's function, or any that is written in torch operations and names its
-            dtypes in calls.
+        run: a reference's function, or any that is written in torch operations; it does not look
+            at the bits of a float.
         arguments: tensors and Python numbers in call order; floating-point tensors of 16 and 32
             bits are widened, all others (FP8 and FP4 too) are passed as they are.
         codes: of a run in declared precision on the same arguments (`recording_codes`); without
@@ -101,18 +115,19 @@ def run_in_float64(
 
     Returns:
         The outputs: float64 where the reference's are floating point of 16 or 32 bits.
+
+    Raises:
+        TypeError: it looks at the bits of a float. Whatever else `run` raises.
+        torch.OutOfMemoryError: float64 needs up to four times the memory.
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        wide = [
-            a.to(_WIDER.get(a.dtype, a.dtype)) if isinstance(a, Tensor) else a for a in arguments
-        ]
         with torch.no_grad(), _Widening(codes or Codes()):
-            returned = run(*wide)
+            returned = run(*map(_widen, arguments))
     finally:
         torch.set_default_dtype(before)
-    return _as_list(returned)
+    return [_widen(output) for output in _as_list(returned)]
 
 
 def _quantizes(args: tuple[Any, ...], result: Any) -> bool:
@@ -125,8 +140,18 @@ def _quantizes(args: tuple[Any, ...], result: Any) -> bool:
     )
 
 
-def _wider(value: Any) -> Any:
-    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
+def _widen(value: Any) -> Any:
+    """Tensors, dtypes, and containers of them, with floats of 64 bits."""
+    if isinstance(value, Tensor):
+        wide = _WIDER.get(value.dtype)
+        return value if wide is None else value.to(wide)
+    if isinstance(value, torch.dtype):
+        return _WIDER.get(value, value)
+    if isinstance(value, list) or type(value) is tuple:
+        return type(value)(map(_widen, value))
+    if isinstance(value, dict):
+        return {key: _widen(item) for key, item in value.items()}
+    return value
 
 
 def _as_list(returned: Any) -> list[Tensor]:

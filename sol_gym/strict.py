@@ -41,6 +41,8 @@ class Variant:
     """Exponents of an activation's rows (all axes but the last)."""
     offset: float = 0.0
     """Means of an activation's columns, in units of its spread."""
+    mean: float = 0.0
+    """The mean that all columns share, in units of its spread."""
     outliers: float = 1.0
     """Factor on one column in 32 (at least one)."""
     unit_weights: bool = False
@@ -54,11 +56,12 @@ VARIANTS = {
         Variant("plain", unit_weights=True),
         Variant("rows", rows=(-7, 3), offset=0.5, outliers=8.0),
         Variant("tiny", shift=-10, rows=(-2, 2), offset=0.25),
-        Variant("huge", shift=15, rows=(-1, 2), offset=0.25),
+        Variant("huge", shift=15, rows=(-1, 2), offset=0.25, mean=1.0),
     )
 }
 """Kinds of strict sets: everything matters; rows of very different scale with outliers and a mean;
-all small, where an epsilon counts; all large, beyond float16's range where the dtype has it."""
+all small, where an epsilon counts; all large, beyond float16's range where the dtype has it, and
+far from zero in the mean."""
 
 _DEFAULT_BY_FAMILY = {
     # Softmax and selection of huge logits are decided by rounding, not by the kernel.
@@ -303,7 +306,8 @@ class _Draw:
         columns = t.shape[-1:]
         if v.offset:
             spread = t.float().square().mean().sqrt()
-            t.add_((self.normal(columns, t.device) * v.offset * spread).to(t.dtype))
+            means = self.normal(columns, t.device) * v.offset + v.mean
+            t.add_((means * spread).to(t.dtype))
         if v.outliers != 1.0 and columns[0] > 1:
             factor = torch.ones(columns, device=t.device)
             factor[torch.randperm(columns[0], device=t.device, generator=self.generator)[: max(1, columns[0] // 32)]] = v.outliers  # fmt: skip

@@ -69,3 +69,11 @@ def test_codes_turn_on_the_last_bit_without_a_record():
     (again,) = run_in_float64(quantized_product, [x], codes)
     assert anew.item() != declared.item()
     assert abs(again.item() - declared.item()) < 1e-6
+
+
+def test_tables_made_at_load_time_are_widened_and_bits_of_floats_are_refused():
+    table = torch.tensor([0.1, 0.2])
+    (result,) = run_in_float64(lambda x: x * table, [torch.ones(2)])
+    assert torch.equal(result, table.double())
+    with pytest.raises(TypeError, match="bits of a float"):
+        run_in_float64(lambda x: x.view(dtype=torch.int32), [torch.ones(2)])

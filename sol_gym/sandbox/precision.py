@@ -9,6 +9,7 @@ precision the problem's policy admits. A candidate passes if
   noise (a share of the elements may be, where the problem selects: two candidates that are equal
   up to rounding may be decided either way);
 - the root mean square of its errors, in units of the row's noise, stays within a factor of one;
+- errors that a whole row shares stay within a factor of the reference's (`systematic`);
 - it is infinite where the reference is, and nowhere else; integers are the reference's.
 
 Factors come from measured honest variation (benchmarks/verifier_strength.py, docs/correctness.md).
@@ -32,6 +33,7 @@ from torch.overrides import TorchFunctionMode
 from ..problem import Precision, PrecisionPolicy, Problem, TensorArg
 from .oracle import oracle_outputs
 from .reference import Reference
+from .systematic import FACTOR, Systematic, applies_to, row_magnitudes, row_sums
 
 __all__ = ["FACTORS", "Deviation", "Factors", "Yardstick", "rounded_outputs"]
 
@@ -70,6 +72,8 @@ class Deviation:
 
     rms: float = 0.0
     worst: float = 0.0
+    shared: float = 0.0
+    """Errors that rows share, in units of the reference's; 0 where they are not judged."""
     faults: list[str] = field(default_factory=list)
     """What is wrong; empty if it passes."""
 
@@ -100,8 +104,9 @@ class Yardstick:
         self.oracle = oracle_outputs(reference, arguments, outputs)
         rounded = rounded_outputs(reference, arguments, outputs, policy)
         lowered: list[Tensor | None] = [None] * len(outputs) if rounded is None else [*rounded]
+        shared = applies_to(problem)
         self._noise = [
-            _Noise(spec, right, exact, lower)
+            _Noise(spec, right, exact, lower, shared)
             for spec, right, exact, lower in zip(
                 outputs.values(),
                 self.expected,
@@ -128,31 +133,42 @@ class Yardstick:
 class _Noise:
     """How far one output of the reference is from its oracle, row by row."""
 
-    def __init__(self, spec: TensorArg, right: Tensor, exact: Tensor, lower: Tensor | None):
-        self.name, self.dtype = spec.name, spec.dtype
+    def __init__(
+        self, spec: TensorArg, right: Tensor, exact: Tensor, lower: Tensor | None, shared: bool
+    ):  # fmt: skip
+        self.name, self.dtype, self.shape = spec.name, spec.dtype, right.shape
         self.floats = right.is_floating_point() and right.dtype.itemsize > 1
         self.right, self.exact = _rows(right), _rows(exact)
         self.void = ""
         self.kind = "fine"
+        self.systematic: Systematic | None = None
         if not self.floats or not right.numel():
             return
-        self._measure(None if lower is None else _rows(lower), spec)
+        self._measure(None if lower is None else _rows(lower), shared and right.dim() > 1)
 
-    def _measure(self, lower: Tensor | None, spec: TensorArg) -> None:
+    def _measure(self, lower: Tensor | None, shared: bool) -> None:
         squares, sizes, odd = [], [], []
+        own, admitted, magnitudes = [], [], []
         for part in _parts(self.right):
             r, o = self.right[part].double(), self.exact[part].double()
             finite = torch.isfinite(r) & torch.isfinite(o)
             # The same infinity in both is fine; NaN equals nothing.
             odd.append((~finite & (r != o)).any())
-            error = torch.where(finite, r - o, 0).square_()
+            error = torch.where(finite, r - o, 0)
+            o = torch.where(finite, o, 0)
+            if shared:
+                own.append(row_sums(error, o))
+                magnitudes.append(row_magnitudes(o))
+            error.square_()
             if lower is not None:
                 more = lower[part].double()
-                more = torch.where(finite & torch.isfinite(more), more - o, 0).square_()
-                error = torch.maximum(error, more)
+                more = torch.where(finite & torch.isfinite(more), more - o, 0)
+                if shared:
+                    admitted.append(row_sums(more, o))
+                error = torch.maximum(error, more.square_())
             count = finite.sum(-1).clamp_min(1)
             squares.append(error.sum(-1) / count)
-            sizes.append(torch.where(finite, o, 0).square_().sum(-1) / count)
+            sizes.append(o.square_().sum(-1) / count)
         noise, size = torch.cat(squares).sqrt_(), torch.cat(sizes).sqrt_()
         relative = torch.where(size > 0, noise / size, torch.nan)
         overflows, typical = torch.stack(
@@ -172,6 +188,10 @@ class _Noise:
             # Nothing but rounding error, which may by chance be none in a row of the reference's.
             noise = noise.max().expand_as(noise).clone()
         self.size, self.noise = size, noise
+        if shared and self.kind == "coarse":
+            runs = [torch.cat(sums, -1) for sums in (own, admitted) if sums]
+            magnitude = torch.cat(magnitudes, -1)
+            self.systematic = Systematic(self.shape, 0.29 * _EPS[self.dtype], magnitude, runs)
 
     @cached_property
     def worst(self) -> float:
@@ -220,7 +240,26 @@ class _Noise:
                 f"the error of {self.name} is {inside:.3g} times the reference's own against "
                 f"float64 (root mean square; {factors.rms:g} allowed)"
             )
-        return Deviation(rms, worst, faults)
+        ratio, what = self._shared(got)
+        if ratio > FACTOR:
+            faults.append(
+                f"{self.name} is off systematically: its errors against float64 amount to {what} "
+                f"{ratio:.3g} times the reference's own ({FACTOR:g} allowed), as if a mean or a sum "
+                "were taken in low precision"
+            )
+        return Deviation(rms, worst, ratio, faults)
+
+    def _shared(self, got: Tensor) -> tuple[float, str]:
+        """Errors that rows share in units of the reference's, and what they amount to."""
+        if self.systematic is None:
+            return 0.0, ""
+        sums = []
+        for part in _parts(got):
+            exact = self.exact[part].double()
+            # What is not finite is compared one by one.
+            error = (got[part].double() - exact).nan_to_num_(0, 0, 0)
+            sums.append(row_sums(error, exact.nan_to_num(0, 0, 0)))
+        return self.systematic.worst(torch.cat(sums, -1))
 
     def _figures(self, got: Tensor, cap: float) -> tuple[float, float, float, float]:
         """In units of the noise: rms, largest, number beyond `cap`, and rms of the others."""
