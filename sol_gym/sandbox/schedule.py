@@ -4,8 +4,8 @@ A float64 run of the reference can be far slower than the candidate, so there is
 
 - On every workload at least one variant is *due*: it is compared whatever it takes. Over the
   workloads all variants are. Which is due where is secret and new in every evaluation.
-- On one workload a call of a timed batch, on its compatible inputs, is due as well: a kernel that
-  tells strict sets from others and is less exact in what is timed would show there.
+- On one workload, secretly chosen, a call of a timed batch on its compatible inputs is compared as
+  well: a kernel that tells strict sets from others and is less exact in what is timed shows there.
 - The others are compared too while time is left: so much a workload, and over the evaluation a
   share of what everything else takes. Small workloads (milliseconds a set) get all of them.
 - Where even the sets that are due take longer than everything else, most of them are left out.
@@ -47,7 +47,7 @@ class Schedule:
         self.uncovered = set(self.variants)
         """Variants that have been compared on no workload yet."""
         self.timed_on = self.random.randrange(max(1, workloads))
-        """The workload on which a timed call is due."""
+        """The workload on which a timed call is compared."""
         self.spent_s = 0.0
         self._begin = time.perf_counter()
 
@@ -83,11 +83,11 @@ class Turn:
         self.variants = (*due, *others)
         """In the order to ask for them."""
         self._schedule, self._index, self._due = schedule, index, set(due)
-        if index == schedule.timed_on:
-            self._due.add(TIMED)
         self._spent_s = self._longest_s = 0.0
         self._compared = False
         self._forgone = schedule.due_is_too_slow and schedule.random.random() > _DUE_CHANCE
+        self.timed = index == schedule.timed_on and not self._forgone
+        """Whether a call of a timed batch is compared."""
         self.why_not = "left out to save time"
         """Why a variant that is not admitted is not."""
 
@@ -108,7 +108,7 @@ class Turn:
 
     def forgo(self, why: str) -> None:
         """Admit nothing any more: no set of this workload can be judged by."""
-        self._forgone, self.why_not = True, why
+        self._forgone, self.timed, self.why_not = True, False, why
 
     def spend(self, seconds: float) -> None:
         """Count time that strict sets took."""

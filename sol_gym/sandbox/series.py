@@ -531,7 +531,7 @@ class Series:
         own_s = replies.seconds(accepted(self.worker.receive(self._left())))
         for index in chosen:
             self._verify(index, privates[index])
-        if strict and self.strict is not None and self._admitted(TIMED):
+        if strict and self.strict is not None and self.strict.timed:
             self._compare_strictly(TIMED, chosen[0], privates[chosen[0]])
             self._release_cached()
         for row, sample in zip(snapshots, taken, strict=True):
