@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
 from sol_gym.evaluation import Status
 from sol_gym.sandbox import series
+from sol_gym.sandbox.backend import _processes_on_gpu
 from sol_gym.sandbox.judge import Request
 from sol_gym.solution import Solution
 from tests.conftest import RMSNORM
@@ -118,6 +120,16 @@ def test_no_device_memory_is_left_by_workers(judge, judged):
     assert torch.cuda.mem_get_info()[0] >= before - (64 << 20)
 
 
+@pytest.fixture
+def alone(judge):
+    """Other processes on the GPU could be to blame, so nobody is accused; they may just be leaving."""
+    deadline = time.monotonic() + 40
+    while _processes_on_gpu() > 1:
+        if time.monotonic() > deadline:
+            pytest.skip("other processes hold contexts on this GPU")
+        time.sleep(1)
+
+
 RESTLESS = """
 import threading
 
@@ -133,7 +145,7 @@ threading.Thread(target=watch, daemon=True).start()
 """
 
 
-def test_a_kernel_that_runs_while_inputs_are_written_is_caught(judged, monkeypatch):
+def test_a_kernel_that_runs_while_inputs_are_written_is_caught(judged, alone, monkeypatch):
     monkeypatch.setattr(series, "_IDLE_CHECK_SHARE", 1.0)
     outcome = judged(RMSNORM + RESTLESS, timeout_s=40.0)
     (result,) = outcome.results[:1]
@@ -141,13 +153,13 @@ def test_a_kernel_that_runs_while_inputs_are_written_is_caught(judged, monkeypat
     assert "while its inputs were written" in result.message
 
 
-def test_an_idle_device_is_not_called_busy(judge):
+def test_an_idle_device_is_not_called_busy(judge, alone):
     assert judge.backend.idle_check is True
     assert not any(judge.backend.busy() for _ in range(50))
     assert judge.backend.idle_again(5.0)
 
 
-def test_a_device_that_another_process_works_on_is_called_busy_until_that_ends(judge):
+def test_a_device_that_another_process_works_on_is_called_busy_until_that_ends(judge, alone):
     code = "import torch; torch.cuda._sleep(20_000_000_000); print(flush=True); torch.cuda.synchronize()"
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
