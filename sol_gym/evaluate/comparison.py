@@ -42,6 +42,15 @@ _RATES = {name: _PUBLISHED.peak_flops[name] / 1e3 for name in ("bf16", "fp8", "n
 """FLOP a millisecond."""
 _BYTES_PER_MS = _PUBLISHED.bandwidth_bytes_per_s / 1e3
 _CHUNK = 8
+_ENVIRONMENT = {
+    # Threads of several processes on the same cores only get into each other's way.
+    "OMP_NUM_THREADS": "1",
+    # glibc: keep freed memory for the next workload, rather than have the kernel clear it again.
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+    "MALLOC_TOP_PAD_": str(2**26),
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+}
+"""Of the processes that analyze."""
 
 
 class _Record(BaseModel):
@@ -282,9 +291,8 @@ def compare(
             done += len(rows)
             yield from rows
         return
-    # Threads of several processes on the same cores only get into each other's way.
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update(_ENVIRONMENT)
     try:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
             futures = {pool.submit(compare_some, *task, device): task for task in tasks}
@@ -294,10 +302,11 @@ def compare(
                 on_progress(futures[future][0], done, total)
                 yield from rows
     finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def compare_some(problem_id: str, start: int, stop: int, device: Device) -> list[Comparison]:

@@ -197,10 +197,7 @@ def bound_of(
 def _analyze(problem: Problem, workload: Workload, seed: int) -> Analysis:
     try:
         with _uncollected():
-            stages = run_stages(problem, workload, seed=seed)
-            analysis = summarize(problem, workload, stages)
-            stages.trace.release()
-        return analysis
+            return _run_and_summarize(problem, workload, seed)
     except ValuesUnknown as error:
         # Without a recorded run only the outputs are certain.
         return Analysis(
@@ -211,6 +208,14 @@ def _analyze(problem: Problem, workload: Workload, seed: int) -> Analysis:
             notes=(str(error),),
             complete=False,
         )
+
+
+def _run_and_summarize(problem: Problem, workload: Workload, seed: int) -> Analysis:
+    """All stages; on return nothing of them is left for the collector to look through."""
+    stages = run_stages(problem, workload, seed=seed)
+    analysis = summarize(problem, workload, stages)
+    stages.trace.release()
+    return analysis
 
 
 @contextlib.contextmanager

@@ -415,11 +415,12 @@ class _Recorder(TorchDispatchMode):
 
     def _add_view(self, out: Tensor, base: Base, node: Node, position: int) -> Value:
         source = next(v for v in node.inputs if v.base is base)
-        rest = tuple(a for a in node.args.values() if a is not source)
+        # Without the node, which refers to the view: no cycle is left to be collected.
+        call, args = node.call, node.args
+        rest = tuple(a for a in args.values() if a is not source)
 
         def replay(tensor: Tensor) -> Tensor:
-            replaced = {k: tensor if a is source else a for k, a in node.args.items()}
-            made = node.call(**replaced)
+            made = call(**{k: tensor if a is source else a for k, a in args.items()})
             return made[position] if isinstance(made, list | tuple) else made
 
         step = make_step(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -124,8 +124,7 @@ class Contents:
     def _run(self, plan: list[tuple[Base, int, bool]]) -> None:
         if not plan:
             return
-        # A recorder may be active around the caller; what is done here is for real.
-        with _disable_current_modes(), torch.no_grad():
+        with _for_real(), torch.no_grad():
             for base, version, replaced in plan:
                 self._make_one(base, version, replaced)
 
@@ -181,8 +180,15 @@ def _seen(value: Value, version: int) -> Tensor:
     """The real tensor that a value is, once its base's contents are there."""
     if not value.chain:
         return value.base.contents[version]
-    with _disable_current_modes():  # a recorder may be active around the caller
+    with _for_real():
         return value.of_base(value.base.contents[version])
+
+
+def _for_real() -> AbstractContextManager[Any]:
+    """Past the recorder that may be active around the caller; where none is, leaving costs."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return _disable_current_modes()
+    return nullcontext()
 
 
 @contextmanager

@@ -23,11 +23,17 @@ class Context:
     def __init__(self, facts: Facts, contents: Contents) -> None:
         self.facts = facts
         self._contents = contents
+        self._indices: dict[tuple[int, int], np.ndarray] = {}
 
     def indices(self, node: Node, value: Value) -> np.ndarray | None:
-        """Real values of an index argument; None if they cost too much."""
-        found = self._contents.choosing(value, node.version_of(value))
-        return None if found is None else found.numpy().astype(np.int64)
+        """Real values of an index argument, not to be changed; None if they cost too much."""
+        key = id(value), node.version_of(value)
+        known = self._indices.get(key)
+        if known is None:
+            found = self._contents.choosing(value, key[1])
+            if found is not None:
+                known = self._indices[key] = found.numpy().astype(np.int64)
+        return known
 
 
 Rule = Callable[[Context, Node, Wanted], Iterator[Need]]

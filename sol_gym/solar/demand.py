@@ -151,12 +151,12 @@ class _Pass:
                     demands[i] = demand
         if not demands:
             return Operation(node, None, None)
-        total = Demand(
-            region=next(iter(demands.values())).region,
-            firm=next(iter(demands.values())).firm,
-            share=min(d.share for d in demands.values()),
-            full_precision=any(d.full_precision for d in demands.values()),
-        )
+        total = next(iter(demands.values()))
+        if len(demands) > 1:
+            total = total._replace(
+                share=min(d.share for d in demands.values()),
+                full_precision=any(d.full_precision for d in demands.values()),
+            )
         if is_contraction(node):
             found, work = contract(self._facts, node, total)
             if work is not None and not work.exact:

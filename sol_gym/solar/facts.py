@@ -115,6 +115,7 @@ class Facts:
         self._contents = contents
         self._of: dict[tuple[int, int], Fact] = {}
         self._of_views: dict[tuple[int, int], Fact] = {}
+        self._usual: dict[tuple, Fact] = {}
         self._looked_at: dict[tuple[int, int], tuple[Region, float] | None] = {}
         for name, value in trace.inputs.items():
             fact = known.get(name) or _plain(value).but(
@@ -218,16 +219,24 @@ class Facts:
 
     def _result(self, node: Node, out: Value) -> Fact:
         inputs = [self.at(node, v) for v in node.inputs]
+        rule = self._rules.get(node.plain_name)
+        usual = None
+        if rule is None and node.pointwise:
+            usual = _usual(node, out, inputs)
+            if usual is not None and (known := self._usual.get(usual)) is not None:
+                return known
         fact = _plain(out).but(
             product=any(f.product for f in inputs),
             constant=all(f.constant for f in inputs) and not node.random,
             steering=all(f.steering for f in inputs) and not node.random,
         )
-        rule = self._rules.get(node.plain_name)
         if rule is not None:
             return rule(self, node, out, fact)
         if node.pointwise:
-            return self._elementwise(self, node, out, fact)
+            fact = self._elementwise(self, node, out, fact)
+            if usual is not None:
+                self._usual[usual] = fact
+            return fact
         if node.name not in self._mixing and any(f.patterned for f in inputs):
             # Where the masked elements went is not known.
             return fact.but(density=0.0)
@@ -256,6 +265,28 @@ class Facts:
         if new.rest != old.rest and not new.live.is_full:
             live = whole
         return merged.but(live=old.live.subtract(whole).union(live))
+
+
+def _usual(node: Node, out: Value, inputs: list[Fact]) -> tuple | None:
+    """All that the facts of an elementwise result follow from, where no value has to be looked at.
+
+    Loops repeat the same operation on tensors of the same shape a thousand times. None where
+    anything may be masked, or is a mask.
+    """
+    operands = [(name, a.dtype) for name, a in node.args.items() if isinstance(a, Value)]
+    if len(operands) != len(inputs):
+        return None
+    key: list[Any] = [node.plain_name, node.random, out.shape, out.dtype]
+    for (name, dtype), f in zip(operands, inputs, strict=True):
+        if dtype in MASK_DTYPES or not f.live.is_full:
+            return None
+        if f.steering and node.plain_name == "add":
+            return None
+        key += (
+            *(name, dtype, f.format, f.distinct, f.density),
+            *(f.product, f.linear, f.scan, f.constant, f.steering),
+        )
+    return tuple(key)
 
 
 MASK_DTYPES = (torch.bool, torch.uint8)

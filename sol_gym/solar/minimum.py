@@ -25,6 +25,8 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
+
 from .demand import Operation, Outcome
 from .facts import Facts
 from .precision import WorkClass
@@ -41,6 +43,8 @@ _FASTEST_FIRST: tuple[WorkClass, ...] = (
 _SAME = frozenset(("_to_copy", "clone", "neg", "contiguous"))
 _SCALED = frozenset(("mul", "div", "true_divide"))
 _SHIFTED = frozenset(("add", "sub", "rsub"))
+_COMPARED = frozenset((type(None), bool, int, str, torch.dtype))
+"""Types of arguments that are the same if they are equal."""
 _SUMS = frozenset(("sum", "mean"))
 
 
@@ -128,7 +132,8 @@ def _equal_products(trace: Trace, operations: list[Operation]) -> Iterator[list[
             return of(arg, node.version_of(arg))
         if isinstance(arg, list | tuple):
             return tuple(of_argument(node, item) for item in arg)
-        return repr(arg)
+        # Types apart, for True equals 1; and 0.0 equals -0.0, so floats by what they print as.
+        return (type(arg), arg) if type(arg) in _COMPARED else repr(arg)
 
     groups: dict[int, list[int]] = {}
     for i, operation in enumerate(operations):
@@ -142,6 +147,9 @@ def _equal_products(trace: Trace, operations: list[Operation]) -> Iterator[list[
             numbers[id(value.base), node.version_of(value) + 1] = number((made, "wrote", place))
         if _counts(operation):
             groups.setdefault(made, []).append(i)
+    # `of_argument` refers to itself and so to these: nothing is left for the collector of cycles.
+    numbers.clear()
+    known.clear()
     return (group for group in groups.values() if len(group) > 1)
 
 

@@ -154,6 +154,10 @@ class Region:
             return self
         if other.is_full:
             return other
+        if not other and other.exact:
+            return self
+        if not self and self.exact:
+            return other
         if len(self.terms) == 1 and len(other.terms) == 1:
             joined = _terms.joined(self.shape, self.terms[0], other.terms[0])
             if joined is not None:

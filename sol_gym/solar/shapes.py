@@ -34,12 +34,12 @@ class Elementwise:
     def __call__(self, func: Any, arguments: Arguments) -> Tensor:
         """The result of an operation that is not in place."""
         tensors = [t for t in arguments.values() if isinstance(t, Tensor)]
-        shape = broadcast([tuple(t.shape) for t in tensors])
+        shape = broadcast([t.shape for t in tensors])
         dtype = self._dtype(func, arguments)
         layout = arguments.get("memory_format") or torch.preserve_format
         if layout is not torch.preserve_format:
             return torch.empty(shape, dtype=dtype, device=_META, memory_format=layout)
-        like = next((t for t in tensors if tuple(t.shape) == shape), None)
+        like = next((t for t in tensors if t.shape == shape), None)
         if like is not None and not like.is_contiguous() and _is_dense(like):
             return torch.empty_strided(shape, like.stride(), dtype=dtype, device=_META)
         return empty(shape, dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -134,8 +135,8 @@ class Node:
     """The name without the mark of an in-place variant."""
 
     def __post_init__(self) -> None:
-        self.plain_name = self.name if self.name.endswith("__") else self.name.removesuffix("_")
-        self._seen = {id(v): n for v, n in zip(self.inputs, self.versions, strict=True)}
+        self.plain_name = _plain_name(self.name)
+        self._seen = dict(zip(map(id, self.inputs), self.versions, strict=True))
 
     @property
     def fresh(self) -> list[Value]:
@@ -148,6 +149,11 @@ class Node:
 
     def __str__(self) -> str:
         return f"{self.name}.{self.overload}"
+
+
+@cache
+def _plain_name(name: str) -> str:
+    return name if name.endswith("__") else name.removesuffix("_")
 
 
 @dataclass(eq=False)
