@@ -42,6 +42,9 @@ _IDLE_CHECK_SHARE, _TEARDOWN_S = 0.15, 5.0
 """How often, unforeseeably, the device is checked to be idle before a batch (6 ms each)."""
 _random = secrets.SystemRandom()
 
+Snapshots = list[list[tuple[torch.Tensor, torch.Tensor]]]
+"""For each of some calls its outputs' bytes, and random positions in them."""
+
 
 class Verdict(Exception):
     """The workload is decided: it failed with a status and a message for the author."""
@@ -524,7 +527,7 @@ class Series:
         self.worker.wait_word(wire.DONE, ticket, self._left(), sleep_s=self.backend.poll_sleep_s)
         # The end stamp is when a sample of the outputs has reached the judge: work still running
         # after the answer either delays it or is missing from it.
-        taken = [[raw[where] for raw, where in row] for row in snapshots]
+        taken = _taken(snapshots)
         self.backend.synchronize()
         judge_s = (time.perf_counter_ns() - begin) / 1e9
 
@@ -534,13 +537,9 @@ class Series:
         if strict and self.strict is not None and self.strict.timed:
             self._compare_strictly(TIMED, chosen[0], privates[chosen[0]])
             self._release_cached()
-        for row, sample in zip(snapshots, taken, strict=True):
-            for (raw, where), bytes_then in zip(row, sample, strict=True):
-                if not torch.equal(raw[where], bytes_then):
-                    raise Verdict(
-                        Status.REWARD_HACK,
-                        "outputs changed after the answer: work was left running",
-                    )
+        _insist_unchanged(
+            snapshots, taken, "outputs changed after the answer: work was left running"
+        )
         return judge_s, own_s
 
     def _choose(self, n: int) -> list[int]:
@@ -550,7 +549,7 @@ class Series:
             return [_random.choice((last, other))]
         return sorted({last, other})
 
-    def _snapshot_plan(self, chosen: list[int]) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    def _snapshot_plan(self, chosen: list[int]) -> Snapshots:
         """For each chosen call, its outputs' bytes with random positions to look at first."""
         plan = []
         for index in chosen:
@@ -615,7 +614,7 @@ class Series:
             else [_random.choice(order)]
         )
         privates = {index: self._private(index) for index in chosen}
-        (snapshot,) = self._snapshot_plan(order[-1:])
+        snapshots = self._snapshot_plan(order[-1:])
         self.backend.flush()
         self.backend.synchronize()
         worker.resume()
@@ -629,20 +628,18 @@ class Series:
             end = worker.wait_word(wire.ANSWER, request, self._left(), sleep_s=sleep_s)
             answers_s.append((end - begin) / 1e9)
         # Whatever was put off until after its answer is done, or missing, when the sample arrives.
-        taken = [raw[where] for raw, where in snapshot]
+        taken = _taken(snapshots)
         self.backend.synchronize()
         tail_s = (clock() - end) / 1e9
         words[wire.ASK] = (asks + 1) << 20 | wire.ASK_STOP
         accepted(worker.receive(self._left()))
         for index, private in privates.items():
             self._verify(index, private)
-        if not all(
-            torch.equal(raw[where], t) for (raw, where), t in zip(snapshot, taken, strict=True)
-        ):
-            raise Verdict(
-                Status.REWARD_HACK,
-                "outputs changed after the answer to a single request: it came before the work",
-            )
+        _insist_unchanged(
+            snapshots,
+            taken,
+            "outputs changed after the answer to a single request: it came before the work",
+        )
         for index in _random.sample(idle, min(3, len(idle))):
             for slot, raw in zip(
                 self.layout.outputs.values(), self._raw_outputs(index), strict=True
@@ -653,6 +650,19 @@ class Series:
                         "an output was written that nobody had asked for: calls are worked off ahead of time",
                     )
         return SingleRound(answers_s, tail_s)
+
+
+def _taken(snapshots: Snapshots) -> list[list[torch.Tensor]]:
+    """The bytes that are at the snapshots' places now (on a GPU once the judge's stream is there)."""
+    return [[raw[where] for raw, where in row] for row in snapshots]
+
+
+def _insist_unchanged(snapshots: Snapshots, taken: list[list[torch.Tensor]], message: str) -> None:
+    """Raises `Verdict` if outputs are not what they were when the answer had come."""
+    for row, sample in zip(snapshots, taken, strict=True):
+        for (raw, where), bytes_then in zip(row, sample, strict=True):
+            if not torch.equal(raw[where], bytes_then):
+                raise Verdict(Status.REWARD_HACK, message)
 
 
 def decide(error: Exception) -> tuple[Status, str]:
