@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.util
 import io
 import json
 import subprocess
@@ -22,7 +21,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-_KERNELS = Path(__file__).parent / "kernels"
 _MOST_BYTES = 6 << 30
 _EVICTOR = "evict_by_reading"
 _READ, _WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
@@ -66,11 +64,11 @@ def run_cases(wanted: list[tuple[str, str | None]], report: Path) -> None:
     import torch
     import triton
     import triton.language as tl
+    from plain_calls import destinations, load_run
 
     from sol_gym.inputs import InputMaker
     from sol_gym.problems import load, resolve
     from sol_gym.sandbox.reference import Reference
-    from sol_gym.sandbox.worker.loading import told_from_signature
 
     def evict_by_reading(source, result, count, block: tl.constexpr):
         at = tl.program_id(0) * block + tl.arange(0, block)
@@ -93,21 +91,11 @@ def run_cases(wanted: list[tuple[str, str | None]], report: Path) -> None:
             problem = load(resolve(short))
             index = largest(problem)
             workload = problem.workloads[index]
-            outputs = problem.outputs(workload)
             arguments = list(InputMaker(problem, workload, device, seed=0).draw().values())
             row |= {"problem": problem.id, "workload": index, "axes": workload.axes}
             if file:
-                spec = importlib.util.spec_from_file_location(Path(file).stem, _KERNELS / file)
-                assert spec and spec.loader
-                module = importlib.util.module_from_spec(spec)
-                sys.modules[Path(file).stem] = module
-                spec.loader.exec_module(module)
-                run = module.run
-                if told_from_signature(run, len(arguments), len(outputs)):
-                    arguments += [
-                        torch.empty(o.shape, dtype=getattr(torch, o.dtype), device=device)
-                        for o in outputs.values()
-                    ]
+                run = load_run(file)
+                arguments += destinations(run, problem, workload, device)
             else:
                 run = torch.compile(Reference(problem).run)
             with torch.no_grad():

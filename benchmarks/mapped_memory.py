@@ -10,18 +10,17 @@ and outputs of its own and in the mapping. Needs an NVIDIA GPU.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
+from plain_calls import load_run
 
 from sol_gym.sandbox.worker import cuda
 
-_KERNEL = Path(__file__).parent / "kernels" / "fib_021_rmsnorm_h128.py"
+_KERNEL = "fib_021_rmsnorm_h128.py"
 _ROWS, _SETS, _MIB = 520128, 64, 1 << 20
 _BYTES = _ROWS * 128 * 2
 _DENSE = -(-(_BYTES + 256) // 512) * 512
@@ -44,11 +43,7 @@ def allocate_exactly(nbytes: int) -> int:
 
 def map_and_measure(title: str, handle: str, stride: int) -> None:
     """The second process: print a row."""
-    spec = importlib.util.spec_from_file_location("kernel", _KERNEL)
-    assert spec and spec.loader
-    kernel = importlib.util.module_from_spec(spec)
-    sys.modules["kernel"] = kernel
-    spec.loader.exec_module(kernel)
+    run = load_run(_KERNEL)
     weight = torch.randn(128, device="cuda", dtype=torch.bfloat16)
     memory = cuda.as_bytes(cuda.open_handle(bytes.fromhex(handle)), _SETS * stride)
     mapped = [
@@ -59,12 +54,12 @@ def map_and_measure(title: str, handle: str, stride: int) -> None:
     own = [torch.randn(_ROWS, 128, device="cuda", dtype=torch.bfloat16) for _ in range(_SETS)]
 
     def milliseconds(inputs: list[Any], outputs: list[Any]) -> float:
-        kernel.run(inputs[0], weight, outputs[0])
+        run(inputs[0], weight, outputs[0])
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for x, y in zip(inputs, outputs, strict=True):
-                kernel.run(x, weight, y)
+                run(x, weight, y)
         times = []
         for _ in range(5):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

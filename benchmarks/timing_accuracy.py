@@ -61,41 +61,27 @@ _ROW_BYTES, _ROW_CALLS = 12 << 30, 24
 
 def profiled_ms(problem_id: str, file: str, index: int) -> tuple[float, float]:
     """Summed kernel spans (CUPTI) of a call in a row of calls, and of a call alone on a cold L2."""
-    import importlib.util
-
     import torch
+    from plain_calls import destinations, load_run
     from torch.profiler import ProfilerActivity, profile
 
     from sol_gym.inputs import InputMaker
-    from sol_gym.sandbox.worker.loading import told_from_signature
 
     problem = load(problem_id)
     workload = problem.workloads[index]
-    spec = importlib.util.spec_from_file_location("kernel", _KERNELS / file)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["kernel"] = module
-    spec.loader.exec_module(module)
-    outputs = problem.outputs(workload)
-    dps = told_from_signature(module.run, len(problem.definition.inputs), len(outputs))
+    run = load_run(file)
     device = torch.device("cuda")
     maker = InputMaker(problem, workload, device)
     flush = torch.empty(128 << 20, dtype=torch.uint8, device=device)
 
     def arguments() -> list[Any]:
-        values = list(maker.draw().values())
-        if dps:
-            values += [
-                torch.empty(o.shape, dtype=getattr(torch, o.dtype), device=device)
-                for o in outputs.values()
-            ]
-        return values
+        return [*maker.draw().values(), *destinations(run, problem, workload, device)]
 
     def spans_ms(sets: list[list[Any]]) -> float:
         flush.add_(1)
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as trace:
-            kept = [module.run(*values) for values in sets]
+            kept = [run(*values) for values in sets]
             torch.cuda.synchronize()
         del kept
         events = [e for e in trace.events() if e.device_type.name == "CUDA"]
@@ -103,7 +89,7 @@ def profiled_ms(problem_id: str, file: str, index: int) -> tuple[float, float]:
 
     with torch.no_grad():
         for _ in range(3):
-            module.run(*arguments())
+            run(*arguments())
         count = min(_ROW_CALLS, max(3, _ROW_BYTES // max(1, problem.declared_bytes(workload))))
         sets = [arguments() for _ in range(count)]
         spans_ms(sets)
