@@ -1,9 +1,10 @@
 """Where the judge's time goes: stages and requests to the worker, per evaluation, without a client.
 
-    python benchmarks/judge_stages.py [--only TEXT] [--evaluations N] [--profile]
+    python benchmarks/judge_stages.py [--only TEXT] [--evaluations N] [--inputs strict] [--profile]
 
 For each kernel N evaluations in one process, without scoring; with --profile the last one also
-under cProfile. Needs an NVIDIA GPU.
+under cProfile, by own and by cumulated time. Needs an NVIDIA GPU. With CUDA_LAUNCH_BLOCKING=1 the
+device's time is charged to whoever launched the work.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="")
     parser.add_argument("--evaluations", type=int, default=3)
+    parser.add_argument("--inputs", choices=["compatible", "strict"], default="strict")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     asked: Counter[str] = Counter()
@@ -65,7 +67,10 @@ def main() -> None:
                     start = time.perf_counter()
                     if profiled:
                         profile.enable()
-                    outcome = judge.evaluate(Request(problem, load_solution(_KERNELS / file)))
+                    solution = load_solution(_KERNELS / file)
+                    outcome = judge.evaluate(
+                        Request(problem, solution, inputs_profile=arguments.inputs)
+                    )
                     profile.disable()
                     seconds = time.perf_counter() - start
                     failed = [r.status for r in outcome.results if r.status != "PASSED"]
@@ -74,7 +79,8 @@ def main() -> None:
                         parts = (f"{k} {v:.3f}" for k, v in table.items() if v >= 5e-4)
                         print(f"  {title}: {', '.join(parts)}", flush=True)
                     if profiled:
-                        pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+                        pstats.Stats(profile).sort_stats("tottime").print_stats(30)
+                        pstats.Stats(profile).sort_stats("cumtime").print_stats("sol_gym", 60)
         finally:
             judge.close()
 

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[str, int, int], None]
 _START_TIMEOUT_S = 180.0
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from sol_gym.evaluate.server import main; main()"
+)
 _GRACE_S = 600.0
 """Beyond an evaluation's own limit: waiting for other clients, measuring a baseline."""
 
@@ -314,7 +318,7 @@ def syntax_fault(solution: Solution) -> str | None:
 
 def socket_path(device: Device) -> Path:
     """Socket of the judge for this device model, installation and user."""
-    identity = f"{sol_gym.__version__} {sol_gym.__file__} {sys.executable} {device.model_dump_json()} {_visible()}"
+    identity = f"{sol_gym.__version__} {sol_gym.__file__} {sys.executable} {device.model_dump_json()} {_surroundings()}"
     return (
         runtime_dir()
         / f"judge-{device.key}-{hashlib.sha256(identity.encode()).hexdigest()[:10]}.sock"
@@ -362,27 +366,15 @@ def _start(device: Device, path: Path) -> None:
     with open(log_path, "wb") as log:
         process = subprocess.Popen(
             [
-                sys.executable,
-                "-P",
-                "-m",
-                "sol_gym.evaluate.server",
-                "--socket",
-                str(path),
-                "--ready-fd",
-                str(write_end),
+                sys.executable, "-P", "-c", _BOOT, _import_root(),
+                "--socket", str(path), "--ready-fd", str(write_end),
             ],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
             pass_fds=[write_end],
             start_new_session=True,
-            env=os.environ
-            | {
-                "PYTHONPATH": os.pathsep.join(
-                    filter(None, [*_import_roots(), os.environ.get("PYTHONPATH")])
-                )
-            },
-        )
+        )  # fmt: skip
     os.close(write_end)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
@@ -402,13 +394,14 @@ _orphaned: list[subprocess.Popen] = []
 """Judges started by this process; kept so that they are reaped, never waited for."""
 
 
-def _import_roots() -> list[str]:
+def _import_root() -> str:
     """Where the judge must find the very sol_gym that runs here."""
-    return [str(Path(sol_gym.__file__).resolve().parent.parent)]
+    return str(Path(sol_gym.__file__).resolve().parent.parent)
 
 
-def _visible() -> str:
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+def _surroundings() -> list[str]:
+    """What a judge takes from the environment of whoever starts it, and others may want otherwise."""
+    return [os.environ.get(v, "") for v in ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "CUTLASS_DIR")]
 
 
 def _tail(device: Device) -> str:

@@ -32,6 +32,7 @@ from .build import BuildCache, FlagRefused, binding_of, checked_flags
 from .cgroup import Groups
 from .correctness import Comparison
 from .fallback import layers_in_the_way
+from .hints import with_hint
 from .process import (
     WORKER_PACKAGE,
     Limits,
@@ -318,6 +319,8 @@ class _Run:
             outcome.status, outcome.message = (
                 (Status.COMPILE_ERROR, str(error)) if refused else decide(error)
             )
+            if outcome.status is Status.COMPILE_ERROR:
+                outcome.message = with_hint(outcome.message)
             return outcome
         failed = False
         for index, workload in enumerate(self.problem.workloads):

@@ -12,6 +12,7 @@ import json
 import os
 import select
 import signal
+import site
 import socket
 import stat
 import subprocess
@@ -42,7 +43,7 @@ zygote.main(int(sys.argv[2]), sys.argv[3].split(","))
 """
 KEPT_VARIABLES = (
     "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUTLASS_DIR", "CUDA_VISIBLE_DEVICES", "LANG", "LC_ALL",
-    "CC", "CXX", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE",
+    "CPATH", "LIBRARY_PATH", "CC", "CXX", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE",
 )  # fmt: skip
 _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
@@ -54,6 +55,16 @@ _HALTED = "TtZX?"
 _SYS_OPENAT2 = 437
 _BENEATH = 0x08 | 0x04 | 0x01
 """RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV."""
+
+
+def import_roots() -> list[str]:
+    """Folders besides the interpreter's own from which packages (torch among them) are imported.
+
+    Those of `PYTHONPATH`, and the user's own packages where this interpreter takes them.
+    """
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders += [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return [os.path.abspath(folder) for folder in folders if folder and os.path.isdir(folder)]
 
 
 def _tasks() -> int:
@@ -140,6 +151,7 @@ class Zygote:
         self.private = private_folders()
         ours, theirs = socket.socketpair()
         environment = {k: os.environ[k] for k in KEPT_VARIABLES if k in os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join(import_roots())
         warm = [
             "numpy",
             "torch",
@@ -160,7 +172,8 @@ class Zygote:
             [
                 *(around or ()),
                 sys.executable,
-                "-I",
+                "-P",
+                "-s",
                 "-u",
                 "-c",
                 _BOOT,

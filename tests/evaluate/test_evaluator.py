@@ -167,6 +167,26 @@ def test_the_function_is_the_class_in_one_call(toy):
     assert evaluate(toy, BAD, device="cpu").status is Status.INCORRECT_NUMERICAL
 
 
+_IMPORTS = f"import extra_kernels\n{RMSNORM}"
+
+
+def test_packages_on_pythonpath_are_the_workers_too(tmp_path):
+    """Torch itself may lie there: that of a cluster's module, or the user's own packages."""
+    (tmp_path / "extra_kernels.py").write_text("EPS = 1e-6\n")
+    script = f"""
+from sol_gym.evaluate import Evaluator
+with Evaluator("cpu") as evaluator:
+    done = evaluator.evaluate("FIB/021_rmsnorm_h128", {_IMPORTS!r}, timing=False, scoring=False)
+print(done.status, done.message)
+"""
+    path = os.pathsep.join([str(tmp_path), "nowhere"])
+    ran = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": path}, text=True,
+        capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert ran.stdout.startswith("PASSED"), ran.stdout + ran.stderr
+
+
 def make_private() -> str:
     import tempfile
 

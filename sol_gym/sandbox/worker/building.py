@@ -1,29 +1,21 @@
 """Compiling C++ and CUDA sources, inside a sandboxed process of its own.
 
 Only flags on an allow-list reach a compiler (the judge checks before it asks). Sources compile in
-parallel. Headers decide the time: `torch/extension.h` drags in all of torch's C++ frontend, which
-nvcc parses three times. So a first attempt puts a header of that name in front which holds the
-tensor class, pybind's casters and just the operators that the sources name; if that does not
-compile, the real header is used.
+parallel. torch's headers decide the time, so a first attempt is made with light ones (headers.py);
+if that does not compile, and torch's own might, they are used.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-_LIGHT_HEADER = """#pragma once
-#include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
-{operators}
-#include <torch/csrc/utils/pybind.h>
-namespace torch {{ using namespace at; using at::Tensor; }}
-"""
+from . import headers
+
 _CUDA_SUFFIX, _HOST_SUFFIXES = ".cu", (".cpp", ".cc", ".cxx", ".c")
 _NVCC_TORCH_FLAGS = [
     "-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_CONVERSIONS__",
@@ -49,38 +41,16 @@ def build(message: dict[str, Any]) -> str:
         return _compile_and_link(
             message, sources, out, _plain_flags(message), "solution_library.so"
         )
-    light = _light_header(message)
     name = MODULE_NAME + ".so"
-    try:
-        return _compile_and_link(message, sources, out, _torch_flags(message, light), name)
-    except BuildFailed:
-        return _compile_and_link(message, sources, out, _torch_flags(message, None), name)
-
-
-def _light_header(message: dict[str, Any]) -> str:
-    """Write the small stand-in for torch/extension.h; returns its include folder."""
-    from torch.utils import cpp_extension
-
-    text = ""
-    for path in message["sources"]:
-        with open(os.path.join(message["dir"], "src", path), errors="replace") as file:
-            text += file.read()
-    names = sorted(set(re.findall(r"\b(?:torch|at)::(\w+)\s*\(", text)))
-    folders = cpp_extension.include_paths()
-    operators = [
-        n
-        for n in names
-        if any(os.path.exists(os.path.join(f, "ATen/ops", n + ".h")) for f in folders)
-    ]
-    light = os.path.join(message["dir"], "light")
-    os.makedirs(os.path.join(light, "torch"), exist_ok=True)
-    with open(os.path.join(light, "torch", "extension.h"), "w") as file:
-        file.write(
-            _LIGHT_HEADER.format(
-                operators="\n".join(f"#include <ATen/ops/{n}.h>" for n in operators)
-            )
-        )
-    return light
+    full = _torch_flags(message, None)
+    if light := headers.write_light(message):
+        try:
+            return _compile_and_link(message, sources, out, _torch_flags(message, light), name)
+        except BuildFailed as error:
+            text = str(error)
+            if not headers.full_might_help(text, message, [_compiler(), *full["host"]]):
+                raise
+    return _compile_and_link(message, sources, out, full, name)
 
 
 def _plain_flags(message: dict[str, Any]) -> dict[str, list[str]]:
@@ -142,7 +112,7 @@ def _torch_flags(message: dict[str, Any], light: str | None) -> dict[str, list[s
 def _compile_and_link(
     message: dict[str, Any], sources: list[str], out: str, flags: dict[str, list[str]], name: str
 ) -> str:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or "g++"
+    compiler = _compiler()
     uses_cuda = any(s.endswith(_CUDA_SUFFIX) for s in sources)
     nvcc = _nvcc() if uses_cuda else ""
     objects = [os.path.join(out, f"{i}.o") for i in range(len(sources))]
@@ -162,6 +132,10 @@ def _compile_and_link(
     else:
         _run([compiler, "-shared", *objects, "-o", library, *flags["link"]], message)
     return library
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or "g++"
 
 
 def _for_nvcc(link: list[str]) -> list[str]:

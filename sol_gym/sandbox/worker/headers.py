@@ -1,0 +1,119 @@
+"""Light headers in the place of torch's, which are what a build with a torch binding waits for.
+
+`torch/extension.h` declares all of torch's C++ frontend and pybind11, and nvcc parses it three times.
+A folder that stands before torch's on the include path has a header of that name (and of the names
+of its like) with the tensor class, a small PYBIND11_MODULE and just those operators that the sources
+name. What it lacks is a compile error. Most compile errors are their author's, though, and would
+come again, after a long wait, with torch's own headers: those are tried only where they might help.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+with open(os.path.join(os.path.dirname(__file__), "extension.h")) as _file:
+    _EXTENSION = _file.read()  # Now: a worker cannot see this folder.
+
+_STANDS_FOR = (
+    "torch/extension.h", "torch/torch.h", "torch/all.h", "torch/types.h", "torch/python.h", "ATen/ATen.h",
+)  # fmt: skip
+_HEAVY = re.compile(
+    r"^#include <ATen/(Context|DeviceGuard|TensorUtils|TracerMode|Functions|ops/empty_like)\.h>$",
+    re.M,
+)
+_WRAP = re.compile(r"PyObject\*\s+THPVariable_Wrap\((const at::TensorBase&|at::TensorBase) var\);")
+_TORCHS = re.compile(
+    r"\b(torch|at|aten|c10|caffe2|pybind11|py|light_binding)\b|extension\.h|\bTHP|\bPy"
+)
+_UNFINISHED = re.compile(r"undefined reference|incomplete type|undefined symbol")
+_PREPROCESS_S = 60.0
+
+
+def write_light(message: dict[str, Any]) -> str | None:
+    """Write the folder for a request's sources; its path, or None where this torch has no place for it."""
+    from torch.utils import cpp_extension
+
+    folders = cpp_extension.include_paths()
+    declared = _WRAP.search(_read("torch/csrc/autograd/python_variable.h", folders))
+    text = _sources(message)
+    defined = re.findall(r'\.\s*def\s*\(\s*"(\w+)"', text)
+    overloads = len(defined) > len(set(defined))  # Two definitions: pybind11 chooses by the types.
+    if not declared or overloads or re.search(r"\busing\s+namespace\s+(torch|at)\b", text):
+        return None
+    names = sorted({"empty_like", *re.findall(r"\b(?:torch|at)::(\w+)\s*\(", text)})
+    wanted = [*(f"ATen/ops/{name}.h" for name in names), "ATen/TensorOperators.h"]
+    operators = [_stripped(_read(name, folders)) for name in wanted]
+    if "AT_DISPATCH" in text:
+        operators.append("#include <ATen/Dispatch.h>")
+    header = _EXTENSION.replace("//@operators", "\n".join(operators))
+    header = header.replace("//@wrap", f"PyObject* THPVariable_Wrap({declared[1]} var);")
+    light = os.path.join(message["dir"], "light")
+    for name in _STANDS_FOR:
+        path = os.path.join(light, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as file:
+            file.write(header if name == _STANDS_FOR[0] else f"#include <{_STANDS_FOR[0]}>\n")
+    return light
+
+
+def full_might_help(errors: str, message: dict[str, Any], compiler: list[str]) -> bool:
+    """Whether torch's own headers might compile what the light ones did not.
+
+    Not so where every error is about names that torch's headers do not have either.
+
+    Args:
+        errors: what the compiler printed.
+        message: the build's request.
+        compiler: command and flags, without the light folder.
+    """
+    lines = [line for line in errors.splitlines() if "error" in line.lower()]
+    said = " ".join(re.sub(r"^\S+?[:(]\d+\S*", "", line) for line in lines)
+    if not lines or _TORCHS.search(said) or _UNFINISHED.search(errors) or "extension.h" in errors:
+        return True
+    quoted = " ".join(re.findall(r"['\"`‘]([^'\"’]+)['\"’]", said))
+    wanted = set(re.findall(r"[A-Za-z_]\w*", quoted))
+    probe = os.path.join(message["dir"], "light", "probe.cpp")
+    with open(probe, "w") as file:
+        file.write(f"#include <{_STANDS_FOR[0]}>\n")
+    try:
+        before = [*compiler[:1], f"-I{os.path.dirname(probe)}", *compiler[1:]]
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            full, light = pool.map(_preprocessed, ([*compiler, probe], [*before, probe]))
+    except (OSError, subprocess.SubprocessError):
+        return True
+    return bool(wanted & (full - light))
+
+
+def _preprocessed(command: list[str]) -> set[str]:
+    """All words, macros' names among them, that the preprocessor leaves."""
+    done = subprocess.run(
+        [*command, "-E", "-dD"], capture_output=True, check=True, timeout=_PREPROCESS_S, text=True,
+        errors="replace",
+    )  # fmt: skip
+    return set(re.findall(r"[A-Za-z_]\w*", done.stdout))
+
+
+def _stripped(header: str) -> str:
+    """An operator's declarations without the headers that they do not need."""
+    return _HEAVY.sub("", header).replace("#pragma once", "")
+
+
+def _sources(message: dict[str, Any]) -> str:
+    text = ""
+    for path in message["sources"]:
+        with open(os.path.join(message["dir"], "src", path), errors="replace") as file:
+            text += file.read()
+    return text
+
+
+def _read(name: str, folders: list[str]) -> str:
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            with open(path) as file:
+                return file.read()
+    return ""
