@@ -1,6 +1,6 @@
 """Wall seconds of `env.step`, warm and cold, with a stage breakdown (docs/measurements.md).
 
-    python benchmarks/step_latency.py [--device auto|cpu|h200] [--profile compatible|strict] [--json FILE]
+    python benchmarks/step_latency.py [--device auto|cpu|h200] [--profile compatible|strict] [--only TEXT,...] [--json FILE]
 
 Cases are those of the design's table of figures: a correct Triton RMSNorm on 14 workloads, one on 3
 workloads, a CUDA C++ RMSNorm (first build and cached), and sources that are rejected at once. On a
@@ -120,6 +120,7 @@ def main() -> None:
         "--profile", choices=["compatible", "strict"], default="strict", help="input draws"
     )
     parser.add_argument("--warm", type=int, default=3)
+    parser.add_argument("--only", default="", help="Comma-separated parts of the cases' names.")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     device = get_device(arguments.device)
@@ -139,6 +140,8 @@ def main() -> None:
         if builds.exists():  # First builds are to be seen as such.
             shutil.move(str(builds), aside)
         for label, problem, indices, source in cases(on_gpu):
+            if not any(part in label for part in arguments.only.split(",")):
+                continue
             keeper.evaluate(problem, load(problem).reference)  # So that the baseline is there.
             row = measure(label, problem, indices, source, arguments.device, arguments.warm, arguments.profile)  # fmt: skip
             rows.append(row)
