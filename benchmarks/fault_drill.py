@@ -1,7 +1,7 @@
 """A few hundred evaluations of which most go wrong; nothing may be left behind, and no good kernel
 may suffer (docs/security.md).
 
-    python benchmarks/fault_drill.py [--device auto|cpu|h200] [--count 200] [--seed 0]
+    python benchmarks/fault_drill.py [--device auto|cpu|h200] [--count 200] [--seed 0] [--time-limit S]
 
 Garbage, syntax errors, crashes, hangs, leaks, forks and daemons, memory hogs, floods of output,
 broken protocols and, on a GPU, faults of the device, in random order among good kernels. Checked
@@ -302,6 +302,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--time-limit", type=float, help="Seconds after which no more are begun.")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
@@ -319,6 +320,9 @@ def main() -> None:
             before = drill.state()
             deck: list[Case] = []
             for number in range(arguments.count):
+                limit = arguments.time_limit
+                if limit is not None and time.perf_counter() - start > limit:
+                    break
                 if not deck:
                     deck = bad_cases(rng, drill.on_gpu)
                     rng.shuffle(deck)
@@ -335,7 +339,8 @@ def main() -> None:
             drill.judge.close()
     if left := descendants(os.getpid()):
         leaks.append(f"after the judge's end: processes {left}")
-    report(rows, leaks, drill.name, arguments.count, time.perf_counter() - start)
+    done = sum(len(row.seconds) for row in rows.values())
+    report(rows, leaks, drill.name, done, time.perf_counter() - start)
     if arguments.json:
         data = {kind: vars(row) for kind, row in rows.items()}
         arguments.json.write_text(json.dumps({"rows": data, "leaks": leaks}, indent=1))

@@ -1,7 +1,7 @@
 """Judge references and hand-written kernels on all workloads; writes a Markdown table and JSONL.
 
 python benchmarks/judge_all.py --what references|kernels|unrounded [--only TEXT] [--timeout S]
-    [--profile compatible|strict] --out FOLDER
+    [--profile compatible|strict] [--workloads N] [--no-timing] [--time-limit S] --out FOLDER
 
 With `--profile strict` the table also has the largest error on strict sets (in units of the
 reference's own against float64), how many were compared, how long that took, and why others were
@@ -84,6 +84,9 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.add_argument("--profile", choices=["compatible", "strict"], default="compatible")
     parser.add_argument("--no-scoring", action="store_true", help="No bounds, no baseline.")
+    parser.add_argument("--no-timing", action="store_true", help="Correctness only.")
+    parser.add_argument("--workloads", type=int, help="So many of a problem's, evenly spaced.")
+    parser.add_argument("--time-limit", type=float, help="Seconds after which no more are begun.")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -101,23 +104,32 @@ def main() -> None:
     if arguments.profile == "strict":
         head += ["strict error", "strict sets", "strict seconds", "left out"]
     lines = [_row(head), _row(["---"] * len(head))]
-    device = detect()
+    device, begin = detect(), time.perf_counter()
     with Evaluator() as evaluator:
         for problem_id, label, solution in jobs(arguments.what):
             wanted = arguments.only.split(",")
             if not any(part in f"{problem_id} {label}" for part in wanted):
                 continue
             start = time.perf_counter()
+            limit = arguments.time_limit
+            if limit is not None and start - begin > limit:
+                print(f"the time limit ends it before {problem_id}")
+                break
+            problem = load(problem_id)
+            total = len(problem.workloads)
+            if arguments.workloads and arguments.workloads < total:
+                step = total / arguments.workloads
+                chosen = [int((i + 0.5) * step) for i in range(arguments.workloads)]
+                problem, total = problem.with_workloads(chosen), len(chosen)
             evaluation = evaluator.evaluate(
-                problem_id, solution, timeout_s=arguments.timeout, scoring=not arguments.no_scoring,
-                inputs_profile=arguments.profile,
+                problem, solution, timeout_s=arguments.timeout, scoring=not arguments.no_scoring,
+                timing=not arguments.no_timing, inputs_profile=arguments.profile,
             )  # fmt: skip
             seconds = time.perf_counter() - start
             store.append(evaluation)
             good = sum(r.status == "PASSED" for r in evaluation.results)
             score = "-" if evaluation.score is None else f"{evaluation.score:.3f}"
             speedup = "-" if evaluation.speedup is None else f"{evaluation.speedup:.2f}"
-            total = len(load(problem_id).workloads)
             cells = [
                 problem_id, label, f"{good}/{total}", evaluation.status, score, speedup,
                 _closest(problem_id, evaluation, device), f"{seconds:.1f}",

@@ -190,23 +190,26 @@ class InputMaker:
             self._fill_random(targets[name], name, self.tensors[name].dtype, self._draws)
         for name, recorded in self._recorded.items():
             targets[name].copy_(_bytes(recorded).expand_as(targets[name]))
-        scalars = []
-        for i in range(n):
-            made = self._make_custom()
-            numbers = dict(self._given)
-            for name, value in made.items():
-                if isinstance(value, Tensor):
-                    targets[name][i].copy_(_bytes(value))
-                else:
-                    numbers[name] = value
-            drawn: dict[str, Tensor | Scalar] = {
-                name: targets[name][i] if name in targets else numbers[name]
-                for name in self.problem.definition.inputs
-            }
-            if i < len(variants) and (variant := variants[i]) is not None:
-                drawn = self._harden(drawn, variant)
-            scalars.append({k: v for k, v in drawn.items() if not isinstance(v, Tensor)})
-        return scalars
+        return [
+            self._finish(targets, i, variants[i] if i < len(variants) else None) for i in range(n)
+        ]
+
+    def _finish(self, targets: dict[str, Tensor], i: int, variant: str | None) -> dict[str, Scalar]:
+        """Custom inputs and hardening of set i, whose other inputs are drawn; returns its scalars."""
+        numbers = dict(self._given)
+        for name, value in self._make_custom().items():
+            if isinstance(value, Tensor):
+                targets[name][i].copy_(_bytes(value))
+            else:
+                numbers[name] = value
+        names = self.problem.definition.inputs
+        if variant is None:  # Often some hundred sets: nothing is done to their tensors.
+            return {name: numbers[name] for name in names if name not in targets}
+        drawn: dict[str, Tensor | Scalar] = {
+            name: targets[name][i] if name in targets else numbers[name] for name in names
+        }
+        hardened = self._harden(drawn, variant)
+        return {k: v for k, v in hardened.items() if not isinstance(v, Tensor)}
 
     def _harden(
         self, drawn: dict[str, Tensor | Scalar], variant: str

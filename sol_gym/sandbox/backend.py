@@ -213,7 +213,7 @@ class CudaBackend(Backend):
         work. Its time on an idle device was measured before the first worker existed.
 
         A slow device looks busy too (a clock held down by heat). So this is a suspicion; what it
-        takes to make it more is in `Series._accuse` and in the judge.
+        takes to make it more is in `Calls._accuse` and in the judge.
         """
         return self.idle_check is True and all(
             self._probe() > _BUSY_FACTOR * self._probe_s for _ in range(_BUSY_PROBES)

@@ -29,6 +29,7 @@ from ..strict import other_shape, variants_for
 from . import bubblewrap, replies
 from .backend import backend_for
 from .build import BuildCache, FlagRefused, binding_of, checked_flags
+from .calls import Calls
 from .cgroup import Groups
 from .correctness import Comparison
 from .fallback import layers_in_the_way
@@ -44,9 +45,10 @@ from .process import (
 )
 from .reference import InvalidReference, Reference
 from .schedule import Schedule
-from .series import NotCapturable, Series, Verdict, WorkedWhileStopped, accepted, decide
+from .series import Series
 from .stages import Stages
 from .timing import Calibration, Measured, Plan, timing_from
+from .verdict import NotCapturable, Verdict, WorkedWhileStopped, accepted, decide
 from .worker import wire
 from .worker.isolation import missing, private_folders
 
@@ -520,11 +522,13 @@ class _Run:
             seed=seed,
             profile=self.request.inputs_profile,
         )
-        return Series(
-            backend, self.arena, self.worker, self.problem, workload, reference, maker, self.plan,
-            self.deadline, self.dps, self.outcome.stages_s,
-            strict=self.strict.turn(index) if self.strict else None, watch=self.watch,
+        calls = Calls(
+            backend, self.arena, self.worker, self.problem, workload, maker, self.deadline, self.dps,
+            self.outcome.stages_s, watch=self.watch,
         )  # fmt: skip
+        return Series(
+            calls, reference, self.plan, strict=self.strict.turn(index) if self.strict else None
+        )
 
     def _measure(
         self, series: Series, workload: Workload, index: int, reference: Reference

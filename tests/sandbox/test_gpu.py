@@ -9,7 +9,7 @@ import time
 import pytest
 
 from sol_gym.evaluation import Status
-from sol_gym.sandbox import series
+from sol_gym.sandbox import calls
 from sol_gym.sandbox.backend import _processes_on_gpu
 from sol_gym.sandbox.judge import Request
 from sol_gym.solution import Solution
