@@ -146,7 +146,7 @@ threading.Thread(target=watch, daemon=True).start()
 
 
 def test_a_kernel_that_runs_while_inputs_are_written_is_caught(judged, alone, monkeypatch):
-    monkeypatch.setattr(series, "_IDLE_CHECK_SHARE", 1.0)
+    monkeypatch.setattr(calls, "_IDLE_CHECK_SHARE", 1.0)
     outcome = judged(RMSNORM + RESTLESS, timeout_s=40.0)
     (result,) = outcome.results[:1]
     assert result.status is Status.REWARD_HACK, result.message

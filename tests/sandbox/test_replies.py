@@ -7,8 +7,8 @@ import pytest
 from sol_gym.evaluation import Status
 from sol_gym.sandbox import replies
 from sol_gym.sandbox.judge import Request
-from sol_gym.sandbox.verdict import decide
 from sol_gym.sandbox.timing import Plan
+from sol_gym.sandbox.verdict import decide
 from sol_gym.sandbox.worker import wire
 from sol_gym.solution import Solution
 from tests.conftest import RMSNORM
