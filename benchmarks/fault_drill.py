@@ -41,8 +41,9 @@ from sol_gym.problem import (
     TensorSpec,
     Workload,
 )
-from sol_gym.sandbox.judge import Judge, Request
+from sol_gym.sandbox.judge import Judge
 from sol_gym.sandbox.process import Limits
+from sol_gym.sandbox.request import Request
 from sol_gym.sandbox.timing import Plan
 from sol_gym.sandbox.worker.isolation import descendants
 from sol_gym.solution import Solution

@@ -19,7 +19,8 @@ from sol_gym.device import get_device
 from sol_gym.evaluation import Status
 from sol_gym.problems import load
 from sol_gym.sandbox.fallback import SUSPECTS
-from sol_gym.sandbox.judge import Judge, Request
+from sol_gym.sandbox.judge import Judge
+from sol_gym.sandbox.request import Request
 from sol_gym.solution import Solution
 
 

@@ -20,8 +20,9 @@ from typing import Any
 
 from sol_gym.device import detect
 from sol_gym.problems import load
-from sol_gym.sandbox.judge import Judge, Request
+from sol_gym.sandbox.judge import Judge
 from sol_gym.sandbox.process import Worker
+from sol_gym.sandbox.request import Request
 from sol_gym.solution import load_solution
 
 _KERNELS = Path(__file__).parent / "kernels"

@@ -18,7 +18,8 @@ from ..baselines import Baseline
 from ..device import Device
 from ..evaluation import Status
 from ..problem import Problem
-from ..sandbox.judge import Judge, Request
+from ..sandbox.judge import Judge
+from ..sandbox.request import Request
 from ..solution import Solution
 
 _TIMEOUT_S = 300.0

@@ -14,7 +14,8 @@ from ..device import Device, calibrate_cpu
 from ..evaluation import Evaluation, Provenance, Status, WorkloadResult
 from ..problem import Problem
 from ..sandbox import doctor
-from ..sandbox.judge import Judge, Outcome, Request
+from ..sandbox.judge import Judge
+from ..sandbox.request import Outcome, Request
 from ..sandbox.worker.isolation import missing
 from ..score import overall_status, problem_score, score_workload
 from ..solution import Solution

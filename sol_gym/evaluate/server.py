@@ -24,7 +24,7 @@ from ..device import Device
 from ..errors import DeviceError, InfrastructureError, ProblemError, SolGymError, SolutionError
 from ..paths import cache_dir, runtime_dir
 from ..problem import Problem
-from ..sandbox.judge import Cancelled
+from ..sandbox.request import Cancelled
 from ..sandbox.worker import wire
 from ..solution import Solution
 from .bench import Bench

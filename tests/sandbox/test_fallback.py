@@ -9,8 +9,8 @@ import pytest
 from sol_gym.errors import InfrastructureError
 from sol_gym.evaluation import Status
 from sol_gym.sandbox.fallback import SUSPECTS, layers_in_the_way
-from sol_gym.sandbox.judge import Request
 from sol_gym.sandbox.process import TrustedCodeFailed
+from sol_gym.sandbox.request import Request
 from sol_gym.sandbox.worker.isolation import REQUIRED, missing
 from sol_gym.solution import Solution
 from tests.conftest import RMSNORM

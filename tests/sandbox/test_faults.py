@@ -163,7 +163,7 @@ def test_read_only_folders_in_scratch_are_removed(judged):
 def test_without_namespaces_orphans_are_found_too(judge, toy):
     from dataclasses import replace
 
-    from sol_gym.sandbox.judge import Request
+    from sol_gym.sandbox.request import Request
 
     limits = judge.limits
     judge.limits = replace(limits, namespaces=False)

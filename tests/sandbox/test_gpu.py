@@ -11,7 +11,7 @@ import pytest
 from sol_gym.evaluation import Status
 from sol_gym.sandbox import calls
 from sol_gym.sandbox.backend import _processes_on_gpu
-from sol_gym.sandbox.judge import Request
+from sol_gym.sandbox.request import Request
 from sol_gym.solution import Solution
 from tests.conftest import RMSNORM
 from tests.sandbox.test_fallback import NEEDS_A_SOCKET

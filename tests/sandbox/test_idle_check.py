@@ -10,7 +10,7 @@ import pytest
 from sol_gym.errors import InfrastructureError
 from sol_gym.evaluation import Status
 from sol_gym.sandbox.backend import CpuBackend
-from sol_gym.sandbox.judge import Request
+from sol_gym.sandbox.request import Request
 from sol_gym.solution import Solution
 from tests.conftest import RMSNORM
 

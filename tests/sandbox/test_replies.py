@@ -6,7 +6,7 @@ import pytest
 
 from sol_gym.evaluation import Status
 from sol_gym.sandbox import replies
-from sol_gym.sandbox.judge import Request
+from sol_gym.sandbox.request import Request
 from sol_gym.sandbox.timing import Plan
 from sol_gym.sandbox.verdict import decide
 from sol_gym.sandbox.worker import wire
