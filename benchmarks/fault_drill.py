@@ -42,7 +42,7 @@ from sol_gym.problem import (
     Workload,
 )
 from sol_gym.sandbox.judge import Judge
-from sol_gym.sandbox.process import Limits
+from sol_gym.sandbox.limits import Limits
 from sol_gym.sandbox.request import Request
 from sol_gym.sandbox.timing import Plan
 from sol_gym.sandbox.worker.isolation import descendants

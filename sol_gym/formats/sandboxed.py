@@ -21,7 +21,9 @@ from typing import Any
 import sol_gym
 
 from ..errors import ProblemError
-from ..sandbox.process import Limits, Worker, WorkerGone, Zygote, make_scratch
+from ..sandbox.limits import Limits
+from ..sandbox.process import Worker, WorkerGone, Zygote
+from ..sandbox.scratch import make_scratch
 from ..sandbox.worker import wire
 from ..sandbox.worker.isolation import OPTIONAL
 

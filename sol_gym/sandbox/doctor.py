@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .process import KEPT_VARIABLES, Limits, Worker, WorkerGone
+from .limits import Limits
+from .process import KEPT_VARIABLES, Worker, WorkerGone
 from .worker import wire
 from .worker.isolation import descendants
 

@@ -22,16 +22,11 @@ from .backend import backend_for
 from .build import BuildCache
 from .cgroup import Groups
 from .fallback import layers_in_the_way
-from .process import (
-    WORKER_PACKAGE,
-    Limits,
-    TrustedCodeFailed,
-    Worker,
-    Zygote,
-    make_scratch,
-)
+from .limits import Limits
+from .process import WORKER_PACKAGE, TrustedCodeFailed, Worker, Zygote
 from .request import Outcome, Request
 from .run import Run
+from .scratch import make_scratch
 from .series import Series
 from .timing import Calibration, Measured, Plan
 from .trusted import calibration_problem

@@ -7,7 +7,6 @@ no process and closes every descriptor.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -20,13 +19,14 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import InfrastructureError
 from .cgroup import Group, Groups
-from .fallback import SUSPECTS
+from .limits import Limits, worker_uid
+from .scratch import open_beneath, remove_tree
 from .worker import wire
 from .worker.isolation import descendants, private_folders
 
@@ -49,12 +49,7 @@ _START_TIMEOUT_S = 120.0
 _FORK_TIMEOUT_S = 30.0
 _DEVICE_TIMEOUT_S = 60.0
 _LOG_BYTES = 8192
-_SCRATCH = "sol_gym-judge-"
-_GIB = 1 << 30
 _HALTED = "TtZX?"
-_SYS_OPENAT2 = 437
-_BENEATH = 0x08 | 0x04 | 0x01
-"""RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV."""
 
 
 def import_roots() -> list[str]:
@@ -65,72 +60,6 @@ def import_roots() -> list[str]:
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     folders += [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     return [os.path.abspath(folder) for folder in folders if folder and os.path.isdir(folder)]
-
-
-def _tasks() -> int:
-    return max(1024, 32 * (os.cpu_count() or 1))
-
-
-_OPTIONAL_LAYERS = frozenset({*SUSPECTS, "cgroup", "other_user"})
-
-
-def _left_out() -> frozenset[str]:
-    names = frozenset(filter(None, os.environ.get("SOL_GYM_LEAVE_OUT", "").split(",")))
-    if unknown := names - _OPTIONAL_LAYERS:
-        raise InfrastructureError(
-            f"SOL_GYM_LEAVE_OUT names {', '.join(sorted(unknown))}; "
-            f"expected some of {', '.join(sorted(_OPTIONAL_LAYERS))}"
-        )
-    return names
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a worker may use. Memory is host memory; device memory is limited by the device."""
-
-    wall_s: float = 300.0
-    memory_bytes: int = 16 * _GIB
-    """Private memory of all its processes together; files in memory have limits of their own."""
-    address_space_bytes: int | None = None
-    file_bytes: int = 4 * _GIB
-    open_files: int = 4096
-    shm_bytes: int = 2 * _GIB
-    scratch_bytes: int = 2 * _GIB
-    """Size of the scratch folder, which lies in memory."""
-    tasks: int = field(default_factory=_tasks)
-    """Processes and threads together."""
-    namespaces: bool = True
-    """Whether to use namespaces where the machine allows them (tests switch them off)."""
-    leave_out: frozenset[str] = field(default_factory=_left_out)
-    """Layers not to use, of `_OPTIONAL_LAYERS`. For tests and `doctor`, which try what the others
-    hold alone, and for a machine whose driver stumbles over one (`SOL_GYM_LEAVE_OUT`)."""
-
-    def without_cuda(self) -> Limits:
-        """With a limit of the address space too, which CUDA reserves by the terabyte."""
-        if self.address_space_bytes is not None:
-            return self
-        return replace(self, address_space_bytes=4 * self.memory_bytes + (8 << 30))
-
-
-DEFAULT_WORKER_UID = 65533
-"""The user that workers of a judge that runs as root become on the CPU. It must own nothing."""
-
-
-def worker_uid(*, on_gpu: bool) -> int | None:
-    """The user to run workers as: `SOL_GYM_WORKER_UID`, else a default on the CPU.
-
-    On a GPU the driver shares memory between processes of one user; whether it does so between
-    users depends on it, so nothing is changed there unasked.
-    """
-    asked = os.environ.get("SOL_GYM_WORKER_UID")
-    if asked:
-        try:
-            return int(asked) or None
-        except ValueError:
-            raise InfrastructureError(
-                f"SOL_GYM_WORKER_UID is {asked!r}, expected the number of a user, or 0 for the judge's own"
-            ) from None
-    return None if on_gpu else DEFAULT_WORKER_UID
 
 
 class Zygote:
@@ -534,17 +463,6 @@ class Worker:
                 self._log = head + note + tail
 
 
-def open_beneath(folder: int, path: str) -> int:
-    """Open a file for reading below a folder, following no link and leaving it nowhere (openat2)."""
-    how = (ctypes.c_uint64 * 3)(os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, 0, _BENEATH)
-    libc = ctypes.CDLL(None, use_errno=True)
-    found = libc.syscall(_SYS_OPENAT2, folder, path.encode(), how, ctypes.sizeof(how))
-    if found < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return int(found)
-
-
 def _receive_fd(sock: socket.socket) -> int:
     """The descriptor that a new worker sends when its mounts are arranged."""
     sock.settimeout(_FORK_TIMEOUT_S)
@@ -555,19 +473,6 @@ def _receive_fd(sock: socket.socket) -> int:
     if not descriptors:
         raise wire.Closed("it ended while its mounts were arranged")
     return descriptors[0]
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a folder a candidate wrote into, whatever modes it set."""
-    import shutil
-
-    def retry(function: Any, name: str, _: Any) -> None:
-        with contextlib.suppress(OSError):
-            os.chmod(os.path.dirname(name), 0o700)
-            os.chmod(name, 0o700)
-            function(name)
-
-    shutil.rmtree(path, onerror=retry)
 
 
 def _signal(pid: int, number: int) -> None:
@@ -593,24 +498,3 @@ def _state(path: str) -> str:
             return chr(file.read().rsplit(b")", 1)[1].split()[0][0])
     except (OSError, IndexError):
         return "?"
-
-
-def make_scratch() -> Path:
-    """A folder for workers' scratch folders; those that killed processes left behind are removed."""
-    remove_abandoned_scratch()
-    folder = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-")).resolve()
-    folder.chmod(0o711)  # Workers may be another user; each folder in it is private.
-    return folder
-
-
-def remove_abandoned_scratch() -> None:
-    """Remove scratch folders of processes that were killed before they could do so themselves."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        pid = path.name.removeprefix(_SCRATCH).split("-")[0]
-        with contextlib.suppress(OSError):
-            if (
-                pid.isdigit()
-                and not Path("/proc", pid).exists()
-                and path.lstat().st_uid == os.getuid()
-            ):
-                remove_tree(path)

@@ -22,11 +22,8 @@ from .build import FlagRefused, binding_of, checked_flags
 from .calls import Calls
 from .correctness import Comparison
 from .hints import with_hint
-from .process import (
-    Limits,
-    Worker,
-    WorkerGone,
-)
+from .limits import Limits
+from .process import Worker, WorkerGone
 from .reference import InvalidReference, Reference
 from .request import Cancelled, Outcome, Request
 from .schedule import Schedule

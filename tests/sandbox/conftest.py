@@ -4,7 +4,7 @@ import pytest
 
 from sol_gym.device import get_device
 from sol_gym.sandbox.judge import Judge
-from sol_gym.sandbox.process import Limits
+from sol_gym.sandbox.limits import Limits
 from sol_gym.sandbox.request import Request
 from sol_gym.sandbox.timing import Plan
 from sol_gym.solution import Solution

@@ -181,7 +181,7 @@ def test_without_namespaces_orphans_are_found_too(judge, toy):
 def test_the_scratch_folder_of_a_killed_judge_is_removed_by_the_next(judge, tmp_path, monkeypatch):
     import tempfile
 
-    from sol_gym.sandbox.process import remove_abandoned_scratch
+    from sol_gym.sandbox.scratch import remove_abandoned_scratch
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dead, alive = tmp_path / "sol_gym-judge-4194303-x", tmp_path / f"sol_gym-judge-{os.getpid()}-x"

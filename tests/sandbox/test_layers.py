@@ -15,8 +15,9 @@ from sol_gym.evaluation import Status
 from sol_gym.sandbox import bubblewrap, doctor
 from sol_gym.sandbox.cgroup import Groups
 from sol_gym.sandbox.judge import Judge
-from sol_gym.sandbox.process import Worker, open_beneath
+from sol_gym.sandbox.process import Worker
 from sol_gym.sandbox.request import Request
+from sol_gym.sandbox.scratch import open_beneath
 from sol_gym.sandbox.worker import attempts, landlock, seccomp
 from sol_gym.sandbox.worker.isolation import REQUIRED, missing
 from sol_gym.solution import Solution
