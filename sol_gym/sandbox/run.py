@@ -327,7 +327,10 @@ class Run:
             # the captured stream, or state was frozen into the graph. Eager calls will tell.
             if verdict.status is not Status.INCORRECT_NUMERICAL:
                 raise
-            reason = "a captured graph does not reproduce the calls; run eagerly"
+            reason = (
+                "a captured graph does not reproduce the calls (kernels launched on the default stream "
+                "and not on torch's current one, or state kept between calls?), so they ran eagerly"
+            )
         series.unmap()
         self.graph = False
         self._end_worker()
