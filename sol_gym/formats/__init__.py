@@ -12,13 +12,13 @@ Example:
 from __future__ import annotations
 
 from .export import export_problem, from_traces, read_traces, to_traces, write_traces
-from .imported import Finding, Imported, ImportFailure
+from .imported import Imported, ImportFailure, ProblemFinding
 from .importing import FORMATS, audit_problem, detect, import_problems
 
 __all__ = [  # noqa: RUF022 (grouped)
     # import
     "FORMATS",
-    "Finding",
+    "ProblemFinding",
     "ImportFailure",
     "Imported",
     "audit_problem",

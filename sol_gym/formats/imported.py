@@ -19,7 +19,7 @@ def every(name: str) -> bool:
 
 
 @dataclass
-class Finding:
+class ProblemFinding:
     """What the audit found."""
 
     message: str
@@ -40,7 +40,7 @@ class Imported:
     """Recorded results as they stood in the file, one JSON text each."""
     remarks: list[str] = field(default_factory=list)
     """What could not be taken over, or should be known."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[ProblemFinding] = field(default_factory=list)
     """What the audit warns of."""
     folder: Path | None = None
     """Where it was written."""

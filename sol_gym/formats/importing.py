@@ -19,7 +19,7 @@ from ..errors import ProblemError
 from ..problem import Problem, SafetensorsInput, export_problem
 from ..recorded import find_blob, with_recorded
 from . import flashinfer_trace, kernelbench, sol_execbench
-from .imported import Finding, Imported, ImportFailure, Wanted
+from .imported import Imported, ImportFailure, ProblemFinding, Wanted
 from .sandboxed import Sandbox, SandboxFault
 
 Format = Literal["sol-execbench", "flashinfer-trace", "kernelbench"]
@@ -134,7 +134,7 @@ def import_problems(
         raise ProblemError(f"{path}: no problem's name matches {only!r}")
 
 
-def audit_problem(problem: Problem, sandbox: Sandbox | None = None) -> list[Finding]:
+def audit_problem(problem: Problem, sandbox: Sandbox | None = None) -> list[ProblemFinding]:
     """What makes a problem degenerate, found by running its reference in the sandbox.
 
     Args:
@@ -158,11 +158,11 @@ def audit_problem(problem: Problem, sandbox: Sandbox | None = None) -> list[Find
             "sol_gym.formats.audit", "audit_record", arguments, timeout_s=_AUDIT_TIMEOUT_S,
             files=recorded,
         )  # fmt: skip
-        return [Finding(str(f["message"]), str(f["where"])) for f in answer]
+        return [ProblemFinding(str(f["message"]), str(f["where"])) for f in answer]
     except SandboxFault as error:
-        return [Finding(f"the audit did not end: {error}")]
+        return [ProblemFinding(f"the audit did not end: {error}")]
     except (TypeError, KeyError):
-        return [Finding("the audit's process answered nonsense")]
+        return [ProblemFinding("the audit's process answered nonsense")]
 
 
 def _read(

@@ -103,7 +103,7 @@ _NEED_NAMESPACES = frozenset(
 
 
 @dataclass(frozen=True)
-class Finding:
+class LayerFinding:
     """What came of one attempt."""
 
     attempt: str
@@ -119,7 +119,7 @@ class Finding:
         return asdict(self) | {"layers": list(self.layers)}
 
 
-def examine(judge: Judge) -> list[Finding]:
+def examine(judge: Judge) -> list[LayerFinding]:
     """Make every attempt in workers of this judge. Takes a few seconds.
 
     Raises:
@@ -132,7 +132,7 @@ def examine(judge: Judge) -> list[Finding]:
             [name for name in LAYERS if name not in _NEED_NAMESPACES | _WATCHED_FROM_OUTSIDE],
         )  # fmt: skip
     return [
-        Finding(
+        LayerFinding(
             name, layers, full[name][0], full[name][1],
             bare[name][0] if name in bare else None,
         )
