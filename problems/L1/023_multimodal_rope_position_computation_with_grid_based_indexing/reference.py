@@ -9,7 +9,8 @@ MERGE = 2
 
 def equally_spaced(index: torch.Tensor, count: torch.Tensor, last: int) -> torch.Tensor:
     """The index-th of `count` points from 0 to `last`, float32, built from both ends inwards."""
-    step = last / (count - 1).float()
+    # Number / tensor would multiply by the reciprocal, which rounds twice.
+    step = torch.full_like(count, last, dtype=torch.float32) / (count - 1).float()
     return torch.where(
         index < count // 2, index.float() * step, last - (count - 1 - index).float() * step
     )
