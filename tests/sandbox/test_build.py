@@ -128,3 +128,23 @@ def test_the_binding_is_told_from_the_source():
         == "torch"
     )
     assert binding_of(Solution.from_text("def run(x):\n    return x\n")) == "python"
+
+
+TORCH = """
+#include <torch/extension.h>
+torch::Tensor run(const torch::Tensor& x, const torch::Tensor& weight) {
+  auto wide = x.to(torch::kFloat32);
+  auto r = torch::rsqrt(wide.pow(2).mean(-1, true) + 1e-6);
+  return (wide * r * weight.to(torch::kFloat32)).to(x.scalar_type());
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run, "RMSNorm"); }
+"""
+
+
+def test_a_torch_extension_is_built_called_and_its_errors_told_at_once(judged):
+    outcome = judged(solution(TORCH))
+    assert [r.status for r in outcome.results] == [Status.PASSED] * 2, outcome.message
+    outcome = judged(solution(TORCH.replace("rsqrt(wide", "rsqrt(broad")))
+    assert outcome.status is Status.COMPILE_ERROR
+    assert "'broad' was not declared" in outcome.message
+    assert "light" not in outcome.message.split("\n")[0]
