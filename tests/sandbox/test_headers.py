@@ -26,6 +26,18 @@ std::tuple<torch::Tensor, int64_t, double, bool, std::string> all_kinds(
 }
 std::vector<int64_t> shape(torch::Tensor x) { return x.sizes().vec(); }
 torch::Tensor undefined() { return {}; }
+torch::Tensor usual_things(const torch::Tensor& x) {
+  torch::NoGradGuard guard;
+  auto y = torch::zeros({x.numel()}, x.options());
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "usual_things", [&] {
+    auto from = x.data_ptr<scalar_t>(), to = y.data_ptr<scalar_t>();
+    at::parallel_for(0, x.numel(), 2, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) to[i] = from[i];
+    });
+  });
+  if (y.dim() != 1) std::cout << y << std::endl;
+  return torch::cat({y.view(x.sizes()), torch::softmax(x, -1)}, 0);
+}
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "functions to convert by";
   m.def("scaled", &scaled, "scale x", py::arg("x"), py::arg("factor") = 2.0,
@@ -35,6 +47,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("all_kinds", &all_kinds);
   m.def("shape", &shape);
   m.def("undefined", &undefined);
+  m.def("usual_things", &usual_things);
   m.def("twice", [](torch::Tensor x) { return x + x; });
 }
 """
@@ -85,6 +98,11 @@ def test_a_tensor_is_passed_and_returned_without_a_copy(module):
     back, front = module.parts([x, y])
     assert back is y and front is x
     assert torch.equal(module.twice(y), y + y)
+
+
+def test_what_sources_usually_use_is_there(module):
+    x = torch.randn(3, 4)
+    assert torch.equal(module.usual_things(x), torch.cat([x, x.softmax(-1)]))
 
 
 def test_errors_are_pythons(module):

@@ -21,6 +21,15 @@ with open(os.path.join(os.path.dirname(__file__), "extension.h")) as _file:
 _STANDS_FOR = (
     "torch/extension.h", "torch/torch.h", "torch/all.h", "torch/types.h", "torch/python.h", "ATen/ATen.h",
 )  # fmt: skip
+_WHERE_NAMED = (
+    (r"AT_DISPATCH", "ATen/Dispatch.h"),
+    (r"\bparallel_for\b|\bparallel_reduce\b", "ATen/Parallel.h"),
+    (r"\bNoGradGuard\b|\bGradMode\b", "ATen/core/grad_mode.h"),
+    (r"\b(cat|stack|concat|vstack|hstack)\s*\(", "ATen/core/IListRef.h"),
+    (r"\bcout\b|\bcerr\b|stringstream", "ATen/core/Formatting.h"),
+    (r"\bindexing\b|\.index(_put_)?\s*\(", "ATen/TensorIndexing.h"),
+)
+"""Headers that torch's own would bring and few sources need."""
 _HEAVY = re.compile(
     r"^#include <ATen/(Context|DeviceGuard|TensorUtils|TracerMode|Functions|ops/empty_like)\.h>$",
     re.M,
@@ -45,18 +54,18 @@ def write_light(message: dict[str, Any]) -> str | None:
     if not declared or overloads or re.search(r"\busing\s+namespace\s+(torch|at)\b", text):
         return None
     names = sorted({"empty_like", *re.findall(r"\b(?:torch|at)::(\w+)\s*\(", text)})
-    wanted = [*(f"ATen/ops/{name}.h" for name in names), "ATen/TensorOperators.h"]
-    operators = [_stripped(_read(name, folders)) for name in wanted]
-    if "AT_DISPATCH" in text:
-        operators.append("#include <ATen/Dispatch.h>")
-    header = _EXTENSION.replace("//@operators", "\n".join(operators))
-    header = header.replace("//@wrap", f"PyObject* THPVariable_Wrap({declared[1]} var);")
     light = os.path.join(message["dir"], "light")
-    for name in _STANDS_FOR:
-        path = os.path.join(light, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w") as file:
-            file.write(header if name == _STANDS_FOR[0] else f"#include <{_STANDS_FOR[0]}>\n")
+    wanted = []
+    for name in (*(f"ATen/ops/{name}.h" for name in names), "ATen/TensorOperators.h"):
+        if found := _read(name, folders):
+            _write(light, name, _HEAVY.sub("", found))
+            wanted.append(name)
+    wanted += [name for rule, name in _WHERE_NAMED if re.search(rule, text)]
+    header = _EXTENSION.replace("//@operators", "\n".join(f"#include <{n}>" for n in wanted))
+    header = header.replace("//@wrap", f"PyObject* THPVariable_Wrap({declared[1]} var);")
+    _write(light, _STANDS_FOR[0], header)
+    for name in _STANDS_FOR[1:]:
+        _write(light, name, f"#include <{_STANDS_FOR[0]}>\n")
     return light
 
 
@@ -97,9 +106,11 @@ def _preprocessed(command: list[str]) -> set[str]:
     return set(re.findall(r"[A-Za-z_]\w*", done.stdout))
 
 
-def _stripped(header: str) -> str:
-    """An operator's declarations without the headers that they do not need."""
-    return _HEAVY.sub("", header).replace("#pragma once", "")
+def _write(folder: str, name: str, text: str) -> None:
+    path = os.path.join(folder, name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write(text)
 
 
 def _sources(message: dict[str, Any]) -> str:
