@@ -17,9 +17,9 @@ from pathlib import Path
 
 from sol_gym.device import Device, detect
 from sol_gym.evaluate import Evaluator
+from sol_gym.evaluate.bounds import least_bound
 from sol_gym.evaluation import Evaluation
 from sol_gym.problems import list_ids, load, resolve
-from sol_gym.solar import analyze
 from sol_gym.solution import Solution, load_solution
 from sol_gym.store import Store
 
@@ -69,7 +69,7 @@ def _closest(problem_id: str, evaluation: Evaluation, device: Device) -> str:
     """The least T_k / T_SOL over the workloads; below 1 a bound would be beaten."""
     workloads = {w.uuid: w for w in load(problem_id).workloads}
     ratios = [
-        r.timing.t_k_ms / analyze(load(problem_id), workloads[r.uuid], device).t_sol_ms
+        r.timing.t_k_ms / least_bound(load(problem_id), workloads[r.uuid], device).t_sol_ms
         for r in evaluation.results
         if r.timing and r.uuid in workloads
     ]

@@ -2,6 +2,10 @@
 
 The published figures are shipped as they are, faults included, and hold for the full workloads of
 the library's problems on a B200 at 1,500 MHz only. `solar` holds for any problem and device.
+
+Where the values of inputs steer (lengths, page tables, routing), a bound is one of the inputs it was
+worked out on, and the judge times others, drawn in secret. T_k averages over at least eight of those,
+so the least bound of a few draws is taken.
 """
 
 from __future__ import annotations
@@ -13,9 +17,10 @@ from .. import baselines, solar
 from ..baselines import PublishedRow
 from ..device import Device
 from ..errors import BoundError, ProblemError
-from ..problem import Problem, Workload
+from ..problem import CustomInput, Problem, Workload
 
 BoundSet = Literal["solar", "published"]
+DRAWS = 4
 
 
 class BoundTime(NamedTuple):
@@ -46,11 +51,34 @@ def bound_times(problem: Problem, device: Device, bound_set: BoundSet) -> list[B
     found: list[BoundTime | None] = []
     for workload in problem.workloads:
         try:
-            bound = solar.analyze(problem, workload, device)
+            bound = least_bound(problem, workload, device)
             found.append(BoundTime(bound.t_sol_ms, bound.bound_by))
         except BoundError:
             found.append(None)
     return found
+
+
+def least_bound(problem: Problem, workload: Workload, device: Device) -> solar.Bound:
+    """The analyzer's bound; of `DRAWS` draws the least, where the values of inputs may steer.
+
+    Raises:
+        BoundError: the analyzer has none.
+    """
+    draws = DRAWS if _may_steer(problem, workload) else 1
+    bounds = [solar.analyze(problem, workload, device, seed=seed) for seed in range(draws)]
+    return min(bounds, key=lambda bound: bound.t_sol_ms)
+
+
+def _may_steer(problem: Problem, workload: Workload) -> bool:
+    """Whether there are generated inputs, or tensors of integers or truth values."""
+    if any(isinstance(spec, CustomInput) for spec in workload.inputs.values()):
+        return True
+    whole = [
+        name
+        for name, spec in problem.definition.inputs.items()
+        if not spec.is_scalar and not spec.dtype.startswith(("float", "bfloat"))
+    ]
+    return bool(whole)
 
 
 def _rows_of(problem: Problem, device: Device) -> list[PublishedRow]:

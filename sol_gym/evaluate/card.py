@@ -230,10 +230,10 @@ def _published(
 def _bound(
     problem: Problem, workload: Workload, device: Device, remarks: list[str]
 ) -> dict[str, object]:
-    from ..solar import analyze
+    from .bounds import least_bound
 
     try:
-        bound = analyze(problem, workload, device)
+        bound = least_bound(problem, workload, device)
     except BoundError as error:
         remarks.append(f"workload {workload.uuid}: no bound: {error}")
         return {}

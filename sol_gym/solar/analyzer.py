@@ -43,6 +43,9 @@ _TOLERANCE_UNITS = (("bf16_tc", 2.0**-10), ("fp16_tc", 2.0**-13))
 """A float32 contraction may run on a unit if the workload tolerates a quarter of the unit's own
 rounding error (2^-8 for bfloat16, 2^-11 for float16 and TF32): most elements err by less than the
 largest. TF32 is not listed because float16 is as precise and faster."""
+_SMALL_OUTPUT = 1 / 64
+"""An absolute tolerance says nothing of outputs' size. They may be this small (an attention over many
+keys, a mean loss), and a rounding error is relative to them."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +276,7 @@ def known_inputs(problem: Problem, workload: Workload) -> dict[str, Fact]:
 
 def _tolerated(work: dict[str, int], workload: Workload) -> dict[str, int]:
     """float32 work moved to the fastest unit that the tolerance admits."""
-    tolerance = max(workload.tolerance.max_atol, workload.tolerance.max_rtol)
+    tolerance = max(workload.tolerance.max_atol / _SMALL_OUTPUT, workload.tolerance.max_rtol)
     unit = next((u for u, error in _TOLERANCE_UNITS if tolerance >= error), None)
     if unit is None or "fp32" not in work:
         return work

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .trace import Base, Node, Value, map_values
 
-CHEAP = 2**25
+CHEAP = 2**28
 """Budget for what is looked at in passing, such as whether a mask is causal."""
 ROUTING = 2**37
 """Budget for values that decide what is read: about a second on two cores."""

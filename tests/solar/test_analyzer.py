@@ -146,15 +146,26 @@ def test_outputs_that_are_expanded_views_or_aliases_are_written_once(make_proble
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "unit"),
-    [(1e-2, "bf16_tc"), (2**-10, "bf16_tc"), (5e-4, "fp16_tc"), (1e-5, "fp32")],
+    ("absolute", "relative", "unit"),
+    [
+        (0.0, 1e-2, "bf16_tc"),
+        (0.0, 2**-10, "bf16_tc"),
+        (0.0, 5e-4, "fp16_tc"),
+        (0.0, 1e-5, "fp32"),
+        # Outputs may be as small as 1/64, and a rounding error is relative to them.
+        (2**-16, 1e-5, "bf16_tc"),
+        (5e-6, 1e-5, "fp16_tc"),
+        (1e-6, 1e-5, "fp32"),
+    ],
 )
-def test_tolerance_admits_the_units_whose_rounding_it_lets_pass(make_problem, tolerance, unit):
+def test_tolerance_admits_the_units_whose_rounding_it_lets_pass(
+    make_problem, absolute, relative, unit
+):
     problem = make_problem(
         "def run(x, w): return x @ w",
         {"x": ([64, 64], F32), "w": ([64, 64], F32)},
         {"y": ([64, 64], F32)},
-        tolerance=Tolerance(max_atol=tolerance, max_rtol=1e-5),
+        tolerance=Tolerance(max_atol=absolute, max_rtol=relative),
     )
     assert bound_of(problem).work == {unit: 2 * 64**3}
     assert bound_of(problem, precision="declared").work == {"fp32": 2 * 64**3}
