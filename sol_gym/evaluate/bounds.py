@@ -4,8 +4,9 @@ The published figures are shipped as they are, faults included, and hold for the
 the library's problems on a B200 at 1,500 MHz only. `solar` holds for any problem and device.
 
 Where the values of inputs steer (lengths, page tables, routing), a bound is one of the inputs it was
-worked out on, and the judge times others, drawn in secret. T_k averages over at least eight of those,
-so the least bound of a few draws is taken.
+worked out on, and the judge times others, drawn in secret: T_k is the median of five batches, each of
+as many draws as ten milliseconds of calls need, or fewer. So the least bound of a few draws is taken. Batches of long
+calls hold few draws, and may lie below it.
 """
 
 from __future__ import annotations
@@ -71,14 +72,10 @@ def least_bound(problem: Problem, workload: Workload, device: Device) -> solar.B
 
 def _may_steer(problem: Problem, workload: Workload) -> bool:
     """Whether there are generated inputs, or tensors of integers or truth values."""
-    if any(isinstance(spec, CustomInput) for spec in workload.inputs.values()):
-        return True
-    whole = [
-        name
-        for name, spec in problem.definition.inputs.items()
-        if not spec.is_scalar and not spec.dtype.startswith(("float", "bfloat"))
-    ]
-    return bool(whole)
+    return any(isinstance(spec, CustomInput) for spec in workload.inputs.values()) or any(
+        not spec.is_scalar and not spec.dtype.startswith(("float", "bfloat"))
+        for spec in problem.definition.inputs.values()
+    )
 
 
 def _rows_of(problem: Problem, device: Device) -> list[PublishedRow]:

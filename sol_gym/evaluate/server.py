@@ -202,7 +202,3 @@ def main() -> None:
             server.close()
         if bench:
             bench.close()
-
-
-if __name__ == "__main__":
-    main()

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .trace import Base, Node, Value, map_values
 
 CHEAP = 2**28
-"""Budget for what is looked at in passing, such as whether a mask is causal."""
+"""Budget for what is looked at in passing, such as whether a mask is causal: a second or two at most."""
 ROUTING = 2**37
 """Budget for values that decide what is read: about a second on two cores."""
 
@@ -62,7 +62,7 @@ class Contents:
         return _seen(value, version)
 
     def if_cheap(self, value: Value, version: int) -> Tensor | None:
-        """Real values if they cost next to nothing and no floating-point input is needed."""
+        """Real values if they cost little and no floating-point input is needed."""
         if version in value.base.contents:
             return _seen(value, version)
         try:

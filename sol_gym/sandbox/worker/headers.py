@@ -18,9 +18,9 @@ from typing import Any
 with open(os.path.join(os.path.dirname(__file__), "extension.h")) as _file:
     _EXTENSION = _file.read()  # Now: a worker cannot see this folder.
 
-_STANDS_FOR = (
-    "torch/extension.h", "torch/torch.h", "torch/all.h", "torch/types.h", "torch/python.h", "ATen/ATen.h",
-)  # fmt: skip
+_HEADER = "torch/extension.h"
+_FORWARDED = ("torch/torch.h", "torch/all.h", "torch/types.h", "torch/python.h", "ATen/ATen.h")
+"""Others that bring in all of torch; each includes `_HEADER` alone."""
 _WHERE_NAMED = (
     (r"AT_DISPATCH", "ATen/Dispatch.h"),
     (r"\bparallel_for\b|\bparallel_reduce\b", "ATen/Parallel.h"),
@@ -63,9 +63,9 @@ def write_light(message: dict[str, Any]) -> str | None:
     wanted += [name for rule, name in _WHERE_NAMED if re.search(rule, text)]
     header = _EXTENSION.replace("//@operators", "\n".join(f"#include <{n}>" for n in wanted))
     header = header.replace("//@wrap", f"PyObject* THPVariable_Wrap({declared[1]} var);")
-    _write(light, _STANDS_FOR[0], header)
-    for name in _STANDS_FOR[1:]:
-        _write(light, name, f"#include <{_STANDS_FOR[0]}>\n")
+    _write(light, _HEADER, header)
+    for name in _FORWARDED:
+        _write(light, name, f"#include <{_HEADER}>\n")
     return light
 
 
@@ -85,11 +85,10 @@ def full_might_help(errors: str, message: dict[str, Any], compiler: list[str]) -
         return True
     quoted = " ".join(re.findall(r"['\"`‘]([^'\"’]+)['\"’]", said))
     wanted = set(re.findall(r"[A-Za-z_]\w*", quoted))
-    probe = os.path.join(message["dir"], "light", "probe.cpp")
-    with open(probe, "w") as file:
-        file.write(f"#include <{_STANDS_FOR[0]}>\n")
+    folder = os.path.join(message["dir"], "light")
+    probe = _write(folder, "probe.cpp", f"#include <{_HEADER}>\n")
     try:
-        before = [*compiler[:1], f"-I{os.path.dirname(probe)}", *compiler[1:]]
+        before = [*compiler[:1], f"-I{folder}", *compiler[1:]]
         with ThreadPoolExecutor(max_workers=2) as pool:
             full, light = pool.map(_preprocessed, ([*compiler, probe], [*before, probe]))
     except (OSError, subprocess.SubprocessError):
@@ -106,11 +105,12 @@ def _preprocessed(command: list[str]) -> set[str]:
     return set(re.findall(r"[A-Za-z_]\w*", done.stdout))
 
 
-def _write(folder: str, name: str, text: str) -> None:
+def _write(folder: str, name: str, text: str) -> str:
     path = os.path.join(folder, name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w") as file:
         file.write(text)
+    return path
 
 
 def _sources(message: dict[str, Any]) -> str:
